@@ -50,7 +50,7 @@ class Work:
     """The number of operations before them that are not timed."""
     runs: int = 1
     """The number of runs in each round. The best one counts."""
-    depth: int = 64
+    depth: int = 32
     """The number of operations in flight, in `bandwidth`."""
     concurrency: int = 32
     """The number of connections that are set up concurrently, or that send requests of HTTP."""
@@ -103,7 +103,7 @@ MAX_OBJECTS = 32
 MIN_OBJECTS = 2
 OBJECT_BUSY_POLL = 0.1
 """Seconds: the shortest `busy_poll` for objects, longer than 1 MiB takes on an emulated device."""
-BANDWIDTH_BYTES = 1 << 25
+BANDWIDTH_BYTES = 1 << 26
 MIN_BANDWIDTH_OPERATIONS = 64
 BANDWIDTH_RUNS = 6
 """The runs in each round of `bandwidth` and `objects`. They are short, because the speed of some
@@ -122,7 +122,7 @@ class Plan:
     busy_poll: float = 0.001
     rounds: int = 5
     count: int | None = None
-    depth: int = 64
+    depth: int = 32
     concurrency: int = 32
     idle: int = 2000
     quick: bool = False

@@ -93,10 +93,10 @@ def _case_from_json(found: dict[str, Any]) -> Case:
     case.failures.update(found["failures"])
     case.loop_times.extend(found.get("loop_times", []))
     for implementation in found["implementations"]:
-        case.samples[implementation["name"]] = {
-            sample["round"]: Sample(**{name: sample[name] for name in _SAMPLE_FIELDS & sample.keys()})
-            for sample in implementation["samples"]
-        }
+        samples = case.samples.setdefault(implementation["name"], {})
+        for sample in implementation["samples"]:
+            values = {name: sample[name] for name in _SAMPLE_FIELDS & sample.keys()}
+            samples[sample["round"]] = Sample(**values)
     return case
 
 

@@ -137,7 +137,7 @@ def _add_numbers(bench: argparse.ArgumentParser) -> None:
     for name, default, text in (
         ("rounds", None, "runs of each implementation (default: 5)"),
         ("count", None, "operations of each run (default: depends on the test)"),
-        ("depth", 64, "operations in flight, for bandwidth (default: 64)"),
+        ("depth", 32, "operations in flight, for bandwidth (default: 32)"),
         ("concurrency", 32, "connections that are set up concurrently (default: 32)"),
         ("idle", 2000, "connections of idle, answering and reconnect (default: 2000)"),
     ):

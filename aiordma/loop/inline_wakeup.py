@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from aiordma._native import fast_path
 
@@ -75,14 +75,11 @@ def _run_batch(futures: list[fast_path.InlineFuture]) -> None:
     """Run several tasks that were woken in the same batch. C runs a single one."""
     callbacks: dict[Callable[[], None], None] = {}
     _batch.callbacks = callbacks
-    remaining = iter(futures)
     try:
-        for future in remaining:
-            future.wake_now()
+        # If a task ends the loop and it runs again, it runs the remaining ones.
+        fast_path.wake_batch(futures)
     finally:
         _batch.callbacks = None
-        for future in remaining:  # a task has ended the loop: if it runs again, it runs the others
-            future.wake_later()
         _call_all(callbacks)
 
 
@@ -96,4 +93,19 @@ def _call_all(callbacks: dict[Callable[[], None], None]) -> None:
             _call_all(callbacks)
 
 
+class _NoLoop:
+    """The loop of a future that needs none."""
+
+    def get_debug(self) -> bool:
+        return False
+
+
+def _make_done_future() -> asyncio.Future[None]:
+    """Return a future of asyncio that is done."""
+    done = asyncio.Future[None](loop=cast(asyncio.AbstractEventLoop, _NoLoop()))
+    done.set_result(None)
+    return done
+
+
 fast_path.set_run_batch(_run_batch)
+fast_path.set_done_future(_make_done_future())

@@ -19,6 +19,7 @@ LARGE = 1 << 16
 # Cheap operations are counted that often, so that random events, such as a thread that wakes,
 # change the count of one operation little.
 MANY = 2048
+TASKS = 32
 
 
 @dataclass
@@ -99,6 +100,22 @@ async def _read(setup: Setup) -> Run:
     async def run(count: int) -> None:
         for _ in range(count):
             await read(remote, region)
+
+    return run
+
+
+async def _write_concurrently(setup: Setup) -> Run:
+    write, region = setup.connection.write, await setup.connection.allocate(LARGE)
+    remote = RemoteBuffer(0x1000, 7, LARGE)
+
+    async def write_some(count: int) -> None:
+        for _ in range(count):
+            await write(region, remote)
+
+    async def run(count: int) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            for _ in range(TASKS):
+                tasks.create_task(write_some(count // TASKS))
 
     return run
 
@@ -242,6 +259,9 @@ CASES = {
         "send of 64 KiB of registered memory", _send_registered, None, _large_messages
     ),
     "write": Case("write of 64 KiB of registered memory", _write),
+    "write-tasks": Case(
+        f"write of 64 KiB of registered memory, by {TASKS} tasks", _write_concurrently, count=MANY
+    ),
     "read": Case("read of 64 KiB into registered memory", _read),
     "protocol": Case(
         "data_received() of 64 bytes that the loop waits for", _receive_by_protocol, _write_on_wait

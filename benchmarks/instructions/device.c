@@ -98,10 +98,13 @@ static void complete(struct ibv_wc completion)
 
 static int post_send(struct ibv_qp *qp, struct ibv_send_wr *wr, struct ibv_send_wr **bad)
 {
-	enum ibv_wc_opcode opcode = wr->opcode == IBV_WR_RDMA_WRITE ? IBV_WC_RDMA_WRITE : IBV_WC_SEND;
+	for (; wr; wr = wr->next) {
+		enum ibv_wc_opcode opcode =
+			wr->opcode == IBV_WR_RDMA_WRITE ? IBV_WC_RDMA_WRITE : IBV_WC_SEND;
 
-	if (wr->send_flags & IBV_SEND_SIGNALED)
-		complete((struct ibv_wc){ .wr_id = wr->wr_id, .opcode = opcode });
+		if (wr->send_flags & IBV_SEND_SIGNALED)
+			complete((struct ibv_wc){ .wr_id = wr->wr_id, .opcode = opcode });
+	}
 	return 0;
 }
 

@@ -141,6 +141,7 @@ def test_options_depend_on_the_work() -> None:
     assert messages.options(Work("rate")).recv_depth == 512
     assert messages.options(Work("latency", size=1)).max_message_size == 64
     large = messages.options(Work("bandwidth", size=1 << 20))
-    assert (large.max_message_size, large.recv_depth) == (1 << 20, 128)
+    assert (large.max_message_size, large.recv_depth) == (1 << 20, 64)
+    assert messages.options(Work("bandwidth", size=1 << 16)).recv_depth == 128
     written = messages.options(Work("bandwidth", "write", size=1 << 20, busy_poll=0.5))
     assert (written.max_message_size, written.busy_poll) == (64, 0.5)

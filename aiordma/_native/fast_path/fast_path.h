@@ -594,7 +594,9 @@ void wake(PyObject *future);
 int begin_wakeups(void);
 int run_wakeups(void);
 PyObject *run_with_inline_wakeups(PyObject *module, PyObject *const *args, Py_ssize_t count);
+PyObject *wake_batch(PyObject *module, PyObject *futures);
 PyObject *set_run_batch(PyObject *module, PyObject *function);
+PyObject *set_done_future(PyObject *module, PyObject *future);
 PyObject *scheduled_count(PyObject *module, PyObject *unused);
 int prepare_inline_futures(PyObject *module);
 

@@ -30,6 +30,11 @@ PyTypeObject *inline_future_type;
 static PyObject *cancelled_error, *asyncio_loop;
 static PyObject *name_run, *name_done, *name_set_result, *name_create_future;
 static PyObject *run_batch; /* called with a list of several woken futures */
+/*
+ * A future of asyncio that is done, with the result None. A task gets it in place of the one that
+ * it awaited: asyncio reads the result of its own futures in C, and calls result() of all others.
+ */
+static PyObject *done_future;
 
 static PyObject *make_inline_future(PyObject *loop)
 {
@@ -92,18 +97,18 @@ static void inline_future_dealloc(PyObject *self)
 static PyObject *resume(struct inline_future *future, int now)
 {
 	PyObject *waiter = future->waiter, *context = future->context, *result = NULL;
+	PyObject *done = future->state == IS_SET && done_future ? done_future : (PyObject *)future;
 	PyObject *call_soon, *arguments, *names;
 
 	future->waiter = future->context = NULL;
 	if (!waiter)
 		Py_RETURN_NONE;
 	if (now) {
-		result = PyObject_CallMethodObjArgs(context, name_run, waiter, (PyObject *)future,
-						    NULL);
+		result = PyObject_CallMethodObjArgs(context, name_run, waiter, done, NULL);
 	} else {
 		scheduled++;
 		call_soon = PyObject_GetAttrString(future->loop, "call_soon");
-		arguments = Py_BuildValue("(OO)", waiter, (PyObject *)future);
+		arguments = Py_BuildValue("(OO)", waiter, done);
 		names = Py_BuildValue("{sO}", "context", context);
 		if (call_soon && arguments && names)
 			result = PyObject_Call(call_soon, arguments, names);
@@ -117,16 +122,6 @@ static PyObject *resume(struct inline_future *future, int now)
 		return NULL;
 	Py_DECREF(result);
 	Py_RETURN_NONE;
-}
-
-static PyObject *inline_future_wake_now(PyObject *self, PyObject *unused)
-{
-	return resume((struct inline_future *)self, 1);
-}
-
-static PyObject *inline_future_wake_later(PyObject *self, PyObject *unused)
-{
-	return resume((struct inline_future *)self, 0);
 }
 
 /* Set a future that is not done. Returns 0, or -1 with an exception. */
@@ -280,9 +275,6 @@ static PyMethodDef inline_future_methods[] = {
 	  "await the future." },
 	{ "remove_done_callback", inline_future_remove_done_callback, METH_O,
 	  "remove_done_callback(callback): resume the task no more. Return 1 if it was to be." },
-	{ "wake_now", inline_future_wake_now, METH_NOARGS, "Run the task's next step." },
-	{ "wake_later", inline_future_wake_later, METH_NOARGS,
-	  "Have the loop run the task's next step in its next iteration." },
 	{ "done", inline_future_done, METH_NOARGS, "Return True if it is set or cancelled." },
 	{ "cancelled", inline_future_cancelled, METH_NOARGS, "Return True if it is cancelled." },
 	{ "get_loop", inline_future_get_loop, METH_NOARGS, "Return the event loop." },
@@ -294,7 +286,7 @@ static PyMethodDef inline_future_methods[] = {
 static PyType_Slot inline_future_slots[] = {
 	{ Py_tp_doc,
 	  (void *)"InlineFuture(loop[, callback, context]): a future that wakes one task, or has "
-		  "callback(future) called in this context." },
+		  "callback(future) called in this context, with any future that is done." },
 	{ Py_tp_new, inline_future_new },
 	{ Py_tp_traverse, inline_future_traverse },
 	{ Py_tp_clear, inline_future_clear },
@@ -473,6 +465,20 @@ int run_wakeups(void)
 	return restore_failure(&failure);
 }
 
+PyObject *wake_batch(PyObject *module, PyObject *futures)
+{
+	struct failure failure = { NULL, NULL, NULL };
+	Py_ssize_t index, count = PyList_Size(futures);
+
+	for (index = 0; index < count; index++) {
+		PyObject *future = PyList_GetItem(futures, index);
+
+		Py_XDECREF(resume((struct inline_future *)future, !failure.type));
+		note_failure(&failure);
+	}
+	return none_unless(restore_failure(&failure));
+}
+
 PyObject *run_with_inline_wakeups(PyObject *module, PyObject *const *args, Py_ssize_t count)
 {
 	int started;
@@ -491,6 +497,12 @@ PyObject *run_with_inline_wakeups(PyObject *module, PyObject *const *args, Py_ss
 PyObject *set_run_batch(PyObject *module, PyObject *function)
 {
 	replace(&run_batch, function);
+	Py_RETURN_NONE;
+}
+
+PyObject *set_done_future(PyObject *module, PyObject *future)
+{
+	replace(&done_future, future);
 	Py_RETURN_NONE;
 }
 

@@ -41,6 +41,12 @@ static PyMethodDef module_methods[] = {
 	  "woke." },
 	{ "set_run_batch", set_run_batch, METH_O,
 	  "set_run_batch(function): run several woken tasks by function(futures)." },
+	{ "wake_batch", wake_batch, METH_O,
+	  "wake_batch(futures): run the tasks of a list of set InlineFutures. If one raises, the "
+	  "others run in the loop's next iteration." },
+	{ "set_done_future", set_done_future, METH_O,
+	  "set_done_future(future): pass this future, which is done, to the tasks that are "
+	  "woken." },
 	{ "make_future", make_future_of, METH_O,
 	  "make_future(loop): return a future for one waiting task: an InlineFuture on asyncio, "
 	  "else one of the loop." },

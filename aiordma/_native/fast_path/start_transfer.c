@@ -46,16 +46,20 @@ static int get_number(PyObject *owner, PyObject *name, uint64_t *number)
 	return PyErr_Occurred() ? -1 : 0;
 }
 
+/* Get the address, the length and the lkey from `memory.segment`, a tuple of these. */
 static int get_segment(struct transfer *transfer, PyObject *memory, uint64_t *nbytes)
 {
 	PyObject *segment = PyObject_GetAttr(memory, name_segment);
-	int result;
 
-	if (!segment)
-		return -1;
-	result = PyArg_ParseTuple(segment, "KKI", &transfer->address, nbytes, &transfer->lkey);
-	Py_DECREF(segment);
-	return result ? 0 : -1;
+	if (segment && PyTuple_CheckExact(segment) && PyTuple_Size(segment) == 3) {
+		transfer->address = PyLong_AsUnsignedLongLong(PyTuple_GetItem(segment, 0));
+		*nbytes = PyLong_AsUnsignedLongLong(PyTuple_GetItem(segment, 1));
+		transfer->lkey = (uint32_t)PyLong_AsUnsignedLong(PyTuple_GetItem(segment, 2));
+	} else if (segment) {
+		PyErr_SetString(PyExc_TypeError, "a segment is a tuple of three numbers");
+	}
+	Py_XDECREF(segment);
+	return PyErr_Occurred() ? -1 : 0;
 }
 
 static int get_remote(struct transfer *transfer, PyObject *remote, uint64_t *room)

@@ -14,8 +14,9 @@ from aiordma.loop import running_loop, task_group
 DONE = b"done"
 SEND_DEPTH, RECV_DEPTH = 128, 512
 """The depths of the send queue and of the receive ring, the same as perftest's."""
-MAX_RING_BYTES = 64 << 20
-"""The maximum size of the receive buffers. For large messages there are fewer buffers."""
+MAX_RING_BYTES = 8 << 20
+"""The size of the receive buffers for large messages, or twice `Work.depth` buffers if that is more.
+perftest receives all messages in the same memory, which stays in the processor's caches."""
 MAX_READS = 255
 """The maximum number of reads in flight on a connection. Most devices allow fewer."""
 ACCESS = {

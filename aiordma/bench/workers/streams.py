@@ -16,7 +16,7 @@ from aiordma.bench.workers.timing import time_all, time_round_trips
 
 DONE = b"done"
 READ_SIZE = 1 << 18
-LARGE_BUFFERS = aiordma.StreamOptions(send_buffer=1 << 20, recv_buffer=1 << 20)
+LARGE_BUFFERS = aiordma.StreamOptions(send_buffer=4 << 20, recv_buffer=4 << 20)
 """The buffers for bandwidth: a sender waits less often for the peer to read."""
 
 
