@@ -15,7 +15,7 @@ DONE = b"done"
 SEND_DEPTH, RECV_DEPTH = 128, 512
 """The depths of the send queue and of the receive ring, the same as perftest's."""
 MAX_RING_BYTES = 8 << 20
-"""The size of the receive buffers for large messages, or twice `Work.depth` buffers if that is more.
+"""The size of the receive buffers for large messages. But there are at least twice `Work.depth`.
 perftest receives all messages in the same memory, which stays in the processor's caches."""
 MAX_READS = 255
 """The maximum number of reads in flight on a connection. Most devices allow fewer."""
