@@ -101,10 +101,11 @@ OBJECT_SIZES = (1 << 20, 1 << 26)
 OBJECT_BYTES = 1 << 27
 MAX_OBJECTS = 32
 MIN_OBJECTS = 2
-OBJECT_BUSY_POLL = 0.1
-"""Seconds: the shortest `busy_poll` for objects, longer than 1 MiB takes on an emulated device."""
 BANDWIDTH_BYTES = 1 << 26
 MIN_BANDWIDTH_OPERATIONS = 64
+LONG_BUSY_POLL = 0.1
+"""Seconds: the shortest `busy_poll` of `bandwidth` and `objects`, longer than 1 MiB takes on an
+emulated device."""
 BANDWIDTH_RUNS = 6
 """The runs in each round of `bandwidth` and `objects`. They are short, because the speed of some
 machines changes within seconds."""
@@ -152,9 +153,11 @@ class Plan:
     def _sizes(self, default: tuple[int, ...]) -> tuple[int, ...]:
         return self.sizes or (default[:1] if self.quick else default)
 
-    @property
-    def _runs(self) -> int:
-        return 1 if self.quick else BANDWIDTH_RUNS
+    def _long_work(self, test: str, count: int, warmup: int) -> Work:
+        """Return work of operations that take long: in several runs, with a long `busy_poll`."""
+        busy_poll = max(self.busy_poll, LONG_BUSY_POLL)
+        runs = 1 if self.quick else BANDWIDTH_RUNS
+        return replace(self._work(test, count, 16, warmup), busy_poll=busy_poll, runs=runs)
 
     def _latency(self) -> Iterator[Work]:
         for size in self._sizes(LATENCY_SIZES):
@@ -167,15 +170,13 @@ class Plan:
         for operation in self.operations:
             for size in self._sizes(BANDWIDTH_SIZES):
                 count = max(MIN_BANDWIDTH_OPERATIONS, BANDWIDTH_BYTES // size)
-                work = self._work("bandwidth", count, 16, 16)
-                yield replace(work, size=size, operation=operation, runs=self._runs)
+                work = self._long_work("bandwidth", count, 16)
+                yield replace(work, size=size, operation=operation)
 
     def _objects(self) -> Iterator[Work]:
         for size in self._sizes(OBJECT_SIZES):
             count = max(MIN_OBJECTS, min(MAX_OBJECTS, OBJECT_BYTES // size))
-            work = self._work("objects", count, 16, 2)
-            busy_poll = max(self.busy_poll, OBJECT_BUSY_POLL)
-            yield replace(work, size=size, operation="read", busy_poll=busy_poll, runs=self._runs)
+            yield replace(self._long_work("objects", count, 2), size=size, operation="read")
 
     def _http(self) -> Iterator[Work]:
         for connections in HTTP_CONNECTIONS[:1] if self.quick else HTTP_CONNECTIONS:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import loops
 import pytest
 from simulator import Simulation
 
-from aiordma import Connection
+from aiordma import Connection, ConnectionOptions
 from aiordma.bench.plan import Work
 from aiordma.bench.sample import Sample
 from aiordma.bench.workers import idle, messages
@@ -54,6 +55,22 @@ async def test_all_messages_of_a_work_are_timed(
     check(await run_both(simulation, "messages", work), work)
     sides = 2 if work.test == "latency" else 1
     assert sizes.count(work.size) == sides * (work.warmup + work.count)
+
+
+async def test_only_the_server_of_bandwidth_polls_busily(
+    simulation: Simulation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    polled: list[float] = []
+    make = messages.options
+
+    def options(work: Work) -> ConnectionOptions:
+        polled.append(work.busy_poll)
+        return make(work)
+
+    monkeypatch.setattr(messages, "options", options)
+    for work in (LATENCY, BANDWIDTH[0]):
+        await run_both(simulation, "messages", replace(work, busy_poll=1e-6))
+    assert polled == [1e-6, 1e-6, 1e-6, 0.0]
 
 
 @pytest.mark.loops("asyncio")

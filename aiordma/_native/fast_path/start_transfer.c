@@ -51,7 +51,7 @@ static int get_segment(struct transfer *transfer, PyObject *memory, uint64_t *nb
 {
 	PyObject *segment = PyObject_GetAttr(memory, name_segment);
 
-	if (segment && PyTuple_CheckExact(segment) && PyTuple_Size(segment) == 3) {
+	if (segment && PyTuple_Check(segment) && PyTuple_Size(segment) == 3) {
 		transfer->address = PyLong_AsUnsignedLongLong(PyTuple_GetItem(segment, 0));
 		*nbytes = PyLong_AsUnsignedLongLong(PyTuple_GetItem(segment, 1));
 		transfer->lkey = (uint32_t)PyLong_AsUnsignedLong(PyTuple_GetItem(segment, 2));
