@@ -6,7 +6,7 @@ import asyncio
 import os
 import socket
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 
 import aiordma.asyncio
@@ -36,7 +36,7 @@ class Setup:
     """The other end of the socket of a case that has one."""
 
 
-Run = Callable[[int], Awaitable[None]]
+Run = Callable[[int], Coroutine[object, None, None]]
 """Does the given number of operations."""
 
 
@@ -105,17 +105,12 @@ async def _read(setup: Setup) -> Run:
 
 
 async def _write_concurrently(setup: Setup) -> Run:
-    write, region = setup.connection.write, await setup.connection.allocate(LARGE)
-    remote = RemoteBuffer(0x1000, 7, LARGE)
-
-    async def write_some(count: int) -> None:
-        for _ in range(count):
-            await write(region, remote)
+    write = await _write(setup)
 
     async def run(count: int) -> None:
         async with asyncio.TaskGroup() as tasks:
             for _ in range(TASKS):
-                tasks.create_task(write_some(count // TASKS))
+                tasks.create_task(write(count // TASKS))
 
     return run
 

@@ -166,10 +166,11 @@ class Asking:
 
 
 def _latencies(alone: Sample, among: Sample, connections: int) -> dict[str, float]:
+    fast_alone, fast_among = alone.details["fastest"], among.details["fastest"]
     return {
-        "latency_alone": alone.details["fastest"],
-        "latency_among": among.details["fastest"],
-        "latency_ratio": among.details["fastest"] / alone.details["fastest"],
+        "latency_alone": fast_alone,
+        "latency_among": fast_among,
+        "latency_ratio": fast_among / fast_alone,
         "connections": connections,
     }
 
