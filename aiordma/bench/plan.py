@@ -36,6 +36,10 @@ TESTS = {
 MANY = ("idle", "answering", "reconnect")
 """The tests of `Work.idle` connections. Only aiordma does them."""
 
+TURN = 0.1
+"""Seconds: the length of a turn of `idle` and `answering`. The speed of some machines changes
+within seconds."""
+
 
 @dataclass(frozen=True, slots=True)
 class Work:
@@ -56,9 +60,9 @@ class Work:
     """The number of connections that are set up concurrently, or that send requests of HTTP."""
     idle: int = 2000
     """The number of connections in `idle` (beside the active one), `answering` and `reconnect`."""
-    interval: float = 30.0
-    """The time in which each connection has one round trip, in `answering`. In `idle`, the active
-    connection is timed for a third of it."""
+    turns: int = 0
+    """The number of turns in which an active connection is timed alone, and among the others, in
+    `idle` and `answering`."""
     loop: str = "asyncio"
     busy_poll: float = 0.0
     adaptive_poll: bool = True
@@ -87,7 +91,7 @@ class Work:
             "http": f"requests, connections: {self.concurrency}",
             "connections": f"{self.count}, {self.concurrency} at once",
             "idle": f"{self.idle} {'streams' if self.operation == 'streams' else 'connections'}",
-            "answering": f"{self.idle} connections, one round trip each in {self.interval:g} s",
+            "answering": f"{self.idle} connections, one round trip each in {self.turns * TURN:g} s",
             "reconnect": f"{self.idle} clients at once, after the server was killed",
         }
         return f"{self.test}: {parts[self.test]}"
@@ -187,16 +191,16 @@ class Plan:
 
     def _idle(self) -> Iterator[Work]:
         for operation in ("send", "streams"):
-            yield replace(self._many_work("idle"), operation=operation)
+            yield replace(self._many_work("idle", 100), operation=operation)
 
     def _answering(self) -> Iterator[Work]:
-        yield self._many_work("answering")
+        yield self._many_work("answering", 300)
 
     def _reconnect(self) -> Iterator[Work]:
-        yield self._many_work("reconnect")
+        yield self._many_work("reconnect", 0)
 
-    def _many_work(self, test: str) -> Work:
-        work = self._work(test, 1, 1, 100)
+    def _many_work(self, test: str, turns: int) -> Work:
+        work = replace(self._work(test, 1, 1, 100), idle=self.idle, turns=turns)
         if self.quick:
-            return replace(work, idle=min(self.idle, 20), interval=1.0)
-        return replace(work, idle=self.idle)
+            return replace(work, idle=min(self.idle, 20), turns=min(turns, 10))
+        return work

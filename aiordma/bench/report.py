@@ -19,6 +19,7 @@ from aiordma.bench.suite import Case, Results
 
 SCHEMA = 1
 _SAMPLE_FIELDS = {field.name for field in fields(Sample)}
+_WORK_FIELDS = {field.name for field in fields(Work)}
 
 
 def as_json(
@@ -89,15 +90,19 @@ def read_reports(paths: Iterable[Path]) -> Results:
 
 
 def _case_from_json(found: dict[str, Any]) -> Case:
-    case = Case(Work(**found["work"]))
+    case = Case(Work(**_known(found["work"], _WORK_FIELDS)))
     case.failures.update(found["failures"])
     case.loop_times.extend(found.get("loop_times", []))
     for implementation in found["implementations"]:
         samples = case.samples.setdefault(implementation["name"], {})
         for sample in implementation["samples"]:
-            values = {name: sample[name] for name in _SAMPLE_FIELDS & sample.keys()}
-            samples[sample["round"]] = Sample(**values)
+            samples[sample["round"]] = Sample(**_known(sample, _SAMPLE_FIELDS))
     return case
+
+
+def _known(values: dict[str, Any], names: set[str]) -> dict[str, Any]:
+    """Return the values of these names. Older reports have others."""
+    return {name: values[name] for name in names & values.keys()}
 
 
 def check_outputs(json_file: str | None, directory: str | None) -> tuple[Path | None, Path | None]:

@@ -6,9 +6,8 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from statistics import mean, median
+from statistics import median
 
-_WINDOW_NS = 100_000_000
 PERCENTILES = {"50": 0.5, "90": 0.9, "99": 0.99, "99.9": 0.999}
 
 
@@ -61,27 +60,6 @@ def latency_sample(nanoseconds: Sequence[int], cpu: float | None = None) -> Samp
     return Sample(
         median(ordered), {"min": ordered[0], **percentiles, "max": ordered[-1]}, client_cpu=each
     )
-
-
-def fastest_quarter(values: Sequence[float]) -> float:
-    """Return the mean of the smallest quarter of the values, of at least one."""
-    return mean(sorted(values)[: max(1, len(values) // 4)])
-
-
-def fastest_round_trip(nanoseconds: Sequence[int]) -> float:
-    """Return how long a round trip takes while the machine is fast, in microseconds.
-
-    That is the median of the round trips in each tenth of a second, and the mean of the fastest
-    quarter of these medians. `nanoseconds`: the times of the round trips, in their order.
-    """
-    medians, window, elapsed = [], list[int](), 0
-    for time in nanoseconds:
-        window.append(time)
-        elapsed += time
-        if elapsed >= _WINDOW_NS:
-            medians.append(median(window))
-            window, elapsed = [], 0
-    return fastest_quarter(medians or [median(window)]) / 1e3
 
 
 def median_value(samples: Mapping[int, Sample]) -> float | None:

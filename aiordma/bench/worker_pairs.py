@@ -7,13 +7,16 @@ import os
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, replace
+from statistics import median
 
 from aiordma.bench.environment import Environment
 from aiordma.bench.errors import BenchError
 from aiordma.bench.plan import MANY, Work
 from aiordma.bench.processes import EXIT_TIMEOUT, START_TIMEOUT, Child, wait_readable
 from aiordma.bench.sample import Sample
+from aiordma.bench.workers.turns import END_LINE, TURN_LINE
 
 COMMAND = (sys.executable, "-m", "aiordma.bench.workers")
 _READ_SIZE = 1 << 16
@@ -38,7 +41,14 @@ class WorkerProcess(Child):
         Raises:
             BenchError: it has ended.
         """
-        line = json.dumps([self._role, kind, host, port, asdict(work)])
+        self.write(json.dumps([self._role, kind, host, port, asdict(work)]))
+
+    def write(self, line: str) -> None:
+        """Write a line to its standard input.
+
+        Raises:
+            BenchError: it has ended.
+        """
         try:
             os.write(self.stdin, f"{line}\n".encode())
         except BrokenPipeError:
@@ -103,23 +113,102 @@ class WorkerPair:
         Raises:
             BenchError: one of them failed, or the client took longer than allowed.
         """
-        server, client = self._server, self._client
-        server.begin(kind, self._host, 0, work)
-        port = json.loads(server.result(START_TIMEOUT))["port"]
-        client.begin(kind, self._host, port, work)
-        line = client.result(self._timeout, server)
+        self.begin(kind, work)
+        return self.finish(work)
+
+    def begin(self, kind: str, work: Work) -> None:
+        """Begin some work.
+
+        Raises:
+            BenchError: one of them failed.
+        """
+        self._server.begin(kind, self._host, 0, work)
+        port = json.loads(self._server.result(START_TIMEOUT))["port"]
+        self._client.begin(kind, self._host, port, work)
+
+    def finish(self, work: Work) -> Sample:
+        """Return the sample of this work, which has begun.
+
+        Raises:
+            BenchError: one of them failed, or the client took longer than allowed.
+        """
+        line = self._client_result()
         try:
             sample = Sample.from_json(line)
         except ValueError as error:
             raise BenchError(f"the client's output: {error}") from error
-        cpu = float(json.loads(server.result(EXIT_TIMEOUT))["cpu"])
+        cpu = float(json.loads(self._server.result(EXIT_TIMEOUT))["cpu"])
         operations = work.idle if work.test in MANY else work.count + work.warmup
         return replace(sample, server_cpu=cpu / operations * 1e6)
+
+    def wait_ready(self) -> None:
+        """Wait until the client can take turns.
+
+        Raises:
+            BenchError: as finish().
+        """
+        self._client_result()
+
+    def take_turn(self) -> float:
+        """Have the client time round trips for a turn; return their median in microseconds.
+
+        Raises:
+            BenchError: as finish().
+        """
+        self._client.write(TURN_LINE)
+        return float(json.loads(self._client_result())["median"])
+
+    def end_turns(self) -> None:
+        """Tell the client that it has had its last turn.
+
+        Raises:
+            BenchError: the client has ended.
+        """
+        self._client.write(END_LINE)
+
+    def _client_result(self) -> str:
+        return self._client.result(self._timeout, self._server)
 
     def end(self) -> None:
         """Kill both."""
         self._client.end()
         self._server.end()
+
+
+def run_in_turns(kind: str, work: Work, environment: Environment) -> Sample:
+    """Do some work with its idle connections, and at the same time without them, in new processes.
+
+    Both clients time the round trips of an active connection in turns. Return the sample of the
+    work with the idle connections. Its details have the medians of the turns' latencies, and the
+    median of the ratios of each turn to that of the other client beside it.
+
+    Raises:
+        BenchError: as WorkerPair.run().
+    """
+    with ExitStack() as stack:
+        pairs = [WorkerPair(environment) for _ in range(2)]
+        for pair in pairs:
+            stack.callback(pair.end)
+        alone, among = pairs
+        alone.begin(kind, replace(work, idle=0))
+        alone.wait_ready()
+        among.begin(kind, work)
+        among.wait_ready()
+        latencies: dict[WorkerPair, list[float]] = {alone: [], among: []}
+        for number in range(work.turns):
+            for pair in reversed(pairs) if number % 2 else pairs:
+                latencies[pair].append(pair.take_turn())
+        for pair in pairs:
+            pair.end_turns()
+        alone.finish(work)
+        sample = among.finish(work)
+    both = zip(latencies[among], latencies[alone], strict=True)
+    details = {
+        "latency_alone": median(latencies[alone]),
+        "latency_among": median(latencies[among]),
+        "latency_ratio": median(one / other for one, other in both),
+    }
+    return replace(sample, details={**sample.details, **details})
 
 
 class WorkerPairs:
@@ -137,6 +226,8 @@ class WorkerPairs:
         Raises:
             BenchError: as WorkerPair.run(). The pair has ended then.
         """
+        if work.turns:
+            return run_in_turns(kind, work, environment)
         key = kind, work.loop
         if key not in self._pairs:
             self._pairs[key] = WorkerPair(environment)

@@ -17,8 +17,6 @@ from aiordma.bench.plot import draw_all
 from aiordma.bench.report import as_json, read_reports, write_json
 from aiordma.bench.sample import (
     Sample,
-    fastest_quarter,
-    fastest_round_trip,
     latency_sample,
     median_ratio,
     median_value,
@@ -46,23 +44,6 @@ def test_percentile_is_one_of_the_values() -> None:
     found = [percentile(ordered, part) for part in (0.5, 0.9, 0.99, 0.999, 1.0)]
     assert found == [50.0, 90.0, 99.0, 100.0, 100.0]
     assert percentile([7.0], 0.5) == 7.0
-
-
-def test_fastest_quarter_is_of_at_least_one_value() -> None:
-    assert fastest_quarter([3.0, 2.0]) == 2.0
-    assert fastest_quarter([7.0, 1.0, 9.0, 3.0, 8.0, 6.0, 5.0, 4.0]) == 2.0
-
-
-def test_fastest_round_trip_is_of_the_fastest_tenths_of_a_second() -> None:
-    """A slow round trip in a fast tenth of a second changes nothing, nor do the slow tenths."""
-    slow, fast = [5_000_000] * 20, [1_000_000] * 50 + [50_000_000]
-    assert fastest_round_trip(slow * 3 + fast) == 1000.0
-    assert fastest_round_trip(slow * 4 + fast) == 1000.0
-    assert fastest_round_trip(slow * 8 + fast) == 3000.0  # the mean of two tenths
-
-
-def test_fastest_round_trip_of_a_short_time_is_the_median() -> None:
-    assert fastest_round_trip([3000, 1000, 2000]) == 2.0
 
 
 def test_latency_sample_is_in_microseconds() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from aiordma.bench.environment import Environment
 from aiordma.bench.errors import BenchError
 from aiordma.bench.plan import Work
 from aiordma.bench.sample import Sample
-from aiordma.bench.worker_pairs import WorkerPairs
+from aiordma.bench.worker_pairs import WorkerPairs, WorkerProcess
 
 LOCAL = Environment("127.0.0.1", "none0")
 WORK = Work("latency", count=5, warmup=2)
@@ -77,6 +77,66 @@ def test_work_of_many_connections_has_its_own_processes(
     use("pass", monkeypatch)
     for _ in range(2):
         assert workers.run("idle", Work("idle"), LOCAL).value == 1
+
+
+# A client without idle connections has latencies of 1, 2, 3... us in its turns, one with them has
+# ten times as much. Each writes its turns to a file. The value of its sample is their number.
+TURNS = """
+if client:
+    print(json.dumps(dict(ready=True)), flush=True)
+    for turn, line in enumerate(sys.stdin, 1):
+        if line != "turn\\n":
+            break
+        with open({file!r}, "a") as file:
+            file.write("%d " % work["idle"])
+        latency = turn * (10 if work["idle"] else 1)
+        print(json.dumps(dict(median=latency)), flush=True)
+    number = turn - 2
+"""
+
+
+def use_turns(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    use(f"exec({TURNS.format(file=str(file))!r})", monkeypatch)
+
+
+def test_work_with_and_without_idle_connections_takes_turns(
+    workers: WorkerPairs, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The order of a pair of turns is the opposite of that before."""
+    use_turns(tmp_path / "turns", monkeypatch)
+    sample = workers.run("idle", Work("idle", idle=7, turns=3), LOCAL)
+    assert (tmp_path / "turns").read_text() == "0 7 7 0 0 7 "
+    assert sample.value == 3
+    assert sample.server_cpu == pytest.approx(1.0)
+    assert (
+        sample.details.items()
+        >= {
+            "latency_alone": 2.0,
+            "latency_among": 20.0,
+            "latency_ratio": 10.0,
+            "port": 7,
+        }.items()
+    )
+
+
+def test_processes_of_turns_are_ended(
+    workers: WorkerPairs, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    started: list[WorkerProcess] = []
+    start = WorkerProcess.__init__
+
+    def record(self: WorkerProcess, role: str, command: Sequence[str]) -> None:
+        start(self, role, command)
+        started.append(self)
+
+    monkeypatch.setattr(WorkerProcess, "__init__", record)
+    use_turns(tmp_path / "turns", monkeypatch)
+    workers.run("idle", Work("idle", turns=1), LOCAL)
+    assert [process.code for process in started] == [-9] * 4
+    use("client and work['idle'] and sys.exit('refused')", monkeypatch)
+    with pytest.raises(BenchError, match="the client failed: exit code 1\nrefused"):
+        workers.run("idle", Work("idle", turns=1), LOCAL)
+    assert [process.code for process in started[4:]] == [-9, -9, -9, 1]
 
 
 def test_server_cpu_is_divided_by_the_operations(

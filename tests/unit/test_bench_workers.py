@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import itertools
+from collections import Counter
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from io import StringIO
 from typing import Any
 
 import loops
@@ -13,7 +18,11 @@ from aiordma import Connection, ConnectionOptions
 from aiordma.bench.plan import Work
 from aiordma.bench.sample import Sample
 from aiordma.bench.workers import idle, messages
+from aiordma.bench.workers import turns as turn_module
 from aiordma.bench.workers.__main__ import kind_functions
+from aiordma.bench.workers.lines import read_line
+from aiordma.bench.workers.timing import time_round_trips_for
+from aiordma.bench.workers.turns import END_LINE, READY, TURN_LINE
 
 
 async def run_both(simulation: Simulation, kind: str, work: Work) -> Sample:
@@ -113,45 +122,85 @@ async def test_connections_are_made_for_the_warmup_and_the_count(simulation: Sim
     assert simulation.world.calls.counts["rdma_accept"] == 1 + 3 + 10
 
 
+@pytest.fixture
+def turns(monkeypatch: pytest.MonkeyPatch) -> int:
+    """The number of turns that the process which started the client gives to it."""
+    lines = iter([TURN_LINE, TURN_LINE, TURN_LINE, END_LINE])
+
+    async def read_line() -> str:
+        return next(lines)
+
+    monkeypatch.setattr(turn_module, "read_line", read_line)
+    return 3
+
+
 @pytest.mark.loops("asyncio")
 @pytest.mark.parametrize("kind", ["idle", "idle streams"])
 async def test_idle_memory_is_the_difference_for_each_connection(
-    simulation: Simulation, kind: str, monkeypatch: pytest.MonkeyPatch
+    simulation: Simulation,
+    kind: str,
+    turns: int,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert idle.memory() > 1 << 20
     pages = iter([1 << 20, (1 << 20) + 10 * 2048])
     monkeypatch.setattr(idle, "memory", lambda: next(pages))
-    work = Work("idle", idle=10, warmup=1, interval=0.1, concurrency=4)
+    work = Work("idle", idle=10, warmup=1, turns=turns, concurrency=4)
     sample = await run_both(simulation, kind, work)
-    assert (sample.value, sample.details["connections"]) == (2.0, 10)
+    assert (sample.value, sample.details) == (2.0, {"connections": 10})
     assert simulation.world.calls.counts["rdma_accept"] == 11
-    assert sample.details["latency_ratio"] > 0
+    ready, *medians = capsys.readouterr().out.splitlines()
+    assert (ready, len(medians)) == (READY, turns)
 
 
 @pytest.mark.loops("asyncio")
-async def test_all_connections_answer_while_one_is_timed(
-    simulation: Simulation, monkeypatch: pytest.MonkeyPatch
+async def test_active_connection_is_timed_without_idle_ones(
+    simulation: Simulation, turns: int
 ) -> None:
-    """The active connection is timed until each of the others has had a round trip."""
-    begun: list[idle.Asking] = []
+    work = Work("idle", idle=0, warmup=1, turns=turns)
+    assert (await run_both(simulation, "idle", work)).details == {"connections": 0}
+    assert simulation.world.calls.counts["rdma_accept"] == 1
 
-    def ask(peer: idle.Peer, interval: float) -> idle.Asking:
-        begun.append(asking(peer, interval))
-        return begun[-1]
 
-    asking = idle.Asking
-    monkeypatch.setattr(idle, "Asking", ask)
+@pytest.mark.loops("asyncio")
+@pytest.mark.parametrize("connections", [0, 2, 10])
+async def test_each_connection_answers_once_in_all_turns(
+    simulation: Simulation, turns: int, connections: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The active connection has a round trip of the warmup, and one in each turn."""
+    asked: list[idle.Peer] = []
+    exchange = idle.exchange
 
-    async def exchange_until_all_have(exchange: Any, seconds: float, warmup: int) -> Sample:
-        await exchange()
-        await loops.until(lambda: all(one.answers for one in begun), "all answers")
-        return Sample(10.0 + len(begun), details={"fastest": 1.0 + len(begun)})
+    async def count(peer: idle.Peer, message: bytes) -> bytes:
+        asked.append(peer)
+        return await exchange(peer, message)
 
-    monkeypatch.setattr(idle, "time_round_trips_for", exchange_until_all_have)
-    work = Work("answering", idle=10, interval=0.01, concurrency=4)
+    async def time_one(exchange_one: Callable[[], Awaitable[object]], seconds: float) -> list[int]:
+        await exchange_one()
+        return [1000 * len(asked)]
+
+    monkeypatch.setattr(idle, "exchange", count)
+    monkeypatch.setattr(idle, "time_round_trips_for", time_one)
+    work = Work("answering", idle=connections, warmup=1, turns=turns, concurrency=4)
     sample = await run_both(simulation, "answering", work)
-    assert (sample.value, sample.details["latency_ratio"]) == (20.0, 11.0)
-    assert sample.details["answers"] >= 10
+    assert sorted(Counter(asked).values()) == [1] * connections + [1 + turns]
+    assert sample.details == {"connections": connections}
+    assert sample.value > 0
+
+
+@pytest.mark.asyncio
+async def test_lines_of_standard_input_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", StringIO("turn\nend\n"))
+    assert [await read_line() for _ in range(3)] == [TURN_LINE, END_LINE, ""]
+
+
+@pytest.mark.asyncio
+async def test_round_trips_are_timed_for_some_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The clock goes on by a second in each round trip."""
+    seconds = itertools.count()
+    monkeypatch.setattr("time.perf_counter_ns", lambda: next(seconds) * 10**9)
+    assert list(await time_round_trips_for(lambda: asyncio.sleep(0), 2.5)) == [10**9] * 3
 
 
 def test_options_depend_on_the_work() -> None:

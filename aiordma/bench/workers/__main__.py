@@ -29,6 +29,7 @@ from aiordma.bench.workers import (
     streams,
     ucxx_objects,
 )
+from aiordma.bench.workers.lines import print_line
 
 T = TypeVar("T")
 Serve = Callable[[str, Callable[[int], None], Work], Coroutine[object, None, None]]
@@ -75,12 +76,6 @@ def run(loop: str, main: Callable[[], Coroutine[object, None, T]]) -> T:
     factory = importlib.import_module("uvloop").new_event_loop if loop == "uvloop" else None
     with asyncio.Runner(loop_factory=factory) as runner:
         return runner.run(main())
-
-
-def print_line(line: str) -> None:
-    """Print a line for the process that started this one, and flush it."""
-    sys.stdout.write(f"{line}\n")
-    sys.stdout.flush()
 
 
 def print_port(port: int) -> None:

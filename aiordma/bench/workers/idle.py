@@ -1,32 +1,34 @@
 """Idle connections and byte streams: their memory, and what they cost an active one.
 
 All of them are to one server on one event loop. The first one is the active one: the client times
-its round trips, alone and then with the others. By it the client also asks the server for the
-memory of its process.
+its round trips. By it the client also asks the server for the memory of its process. The same
+server and client without the others run at the same time. Both clients take turns.
 """
 
 from __future__ import annotations
 
 import asyncio
 import gc
-import random
 import re
 import struct
-from collections.abc import Awaitable, Callable
+import time
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import aiordma
 from aiordma import ByteStream, Connection, ConnectionOptions, StreamOptions
-from aiordma.bench.plan import Work
+from aiordma.bench.plan import TURN, Work
 from aiordma.bench.sample import Sample
 from aiordma.bench.workers.connections import AnyListener, repeat, serve_while
 from aiordma.bench.workers.timing import time_round_trips_for
+from aiordma.bench.workers.turns import take_turns
 
 Peer = Connection | ByteStream
 
 MESSAGE_SIZE = 64
+MESSAGE = bytes(MESSAGE_SIZE)
 MEMORY_REQUEST = b"memory".ljust(MESSAGE_SIZE)
 NUMBER = struct.Struct("!Q")
 SERVER = ConnectionOptions(send_depth=4, recv_depth=1, max_message_size=64, shared_recv_depth=256)
@@ -80,16 +82,31 @@ async def answer(peer: Peer) -> None:
         await peer.send(message)
 
 
+async def warm_up(active: Peer, work: Work) -> None:
+    """Have some round trips that are not timed."""
+    for _ in range(work.warmup):
+        await exchange(active, MESSAGE)
+
+
 async def server_memory(active: Peer) -> int:
     """Return the memory of the server's process in bytes."""
     (found,) = NUMBER.unpack_from(await exchange(active, MEMORY_REQUEST))
     return int(found)
 
 
-async def time_active(active: Peer, seconds: float, work: Work) -> Sample:
-    """Time the round trips of the active peer for `seconds`."""
-    message = bytes(MESSAGE_SIZE)
-    return await time_round_trips_for(lambda: exchange(active, message), seconds, work.warmup)
+async def time_turn(active: Peer) -> Sequence[int]:
+    """Return the times of the active peer's round trips in a turn, in nanoseconds."""
+    return await time_round_trips_for(lambda: exchange(active, MESSAGE), TURN)
+
+
+async def ask_all(peers: Sequence[Peer]) -> None:
+    """Have one round trip with each of these peers. They begin at even distances, within a turn."""
+    begin, asking = time.monotonic(), list[Awaitable[bytes]]()
+    for number, peer in enumerate(peers):
+        due = begin + TURN * number / len(peers)
+        await asyncio.sleep(max(0.0, due - time.monotonic()))
+        asking.append(asyncio.create_task(exchange(peer, MESSAGE)))
+    await asyncio.gather(*asking)
 
 
 @dataclass(frozen=True)
@@ -106,36 +123,34 @@ class Transport:
             await serve_while(listener, answer, answer)
 
     async def measure_memory(self, host: str, port: int, work: Work) -> Sample:
-        """Return the server's memory for each connection, and the round trips among them."""
+        """Return the server's memory for each idle connection; time an active one in turns."""
         async with await self.connect(host, port) as active:
-            alone = await time_active(active, work.interval / 3, work)
+            await warm_up(active, work)
             before = await server_memory(active)
             idle = await self.connect_all(host, port, work)
             after = await server_memory(active)
-            among = await time_active(active, work.interval / 3, work)
+            await take_turns(lambda: time_turn(active))
             await close_all(idle)
-        each = (after - before) / len(idle) / 1024
-        return Sample(each, details=_latencies(alone, among, len(idle)))
+        each = (after - before) / max(1, len(idle)) / 1024
+        return Sample(each, details={"connections": len(idle)})
 
     async def measure_answering(self, host: str, port: int, work: Work) -> Sample:
-        """Return the round trips among connections that each have one in each interval.
+        """Time an active connection in turns. Each of the others has one round trip in all turns.
 
-        The rounds of the others are spread over the interval. So the time among them is one
-        interval.
+        They are spread over the turns. Return the round trips of the active connection.
         """
         async with await self.connect(host, port) as active:
-            alone = await time_active(active, work.interval, work)
+            await warm_up(active, work)
             others = await self.connect_all(host, port, work)
-            asking = [Asking(peer, work.interval) for peer in others]
-            tasks = [asyncio.create_task(one.run()) for one in asking]
-            among = await time_active(active, work.interval, work)
-            answers = sum(one.answers for one in asking)
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            parts = iter([others[number :: work.turns] for number in range(work.turns)])
+
+            async def turn() -> Sequence[int]:
+                times, _ = await asyncio.gather(time_turn(active), ask_all(next(parts)))
+                return times
+
+            sample = await take_turns(turn)
             await close_all(others)
-        details = {**_latencies(alone, among, len(others)), "answers": answers}
-        return replace(among, details=details)
+        return replace(sample, details={"connections": len(others)})
 
     async def connect_all(self, host: str, port: int, work: Work) -> list[Peer]:
         """Connect the idle connections."""
@@ -146,33 +161,6 @@ class Transport:
 
         await repeat(work.idle, work.concurrency, connect)
         return connected
-
-
-@dataclass
-class Asking:
-    """A peer that has a round trip in each interval."""
-
-    peer: Peer
-    interval: float
-    answers: int = 0
-
-    async def run(self) -> None:
-        """Have one round trip after another, the first at a random time of the interval."""
-        await asyncio.sleep(random.uniform(0, self.interval))
-        while True:
-            await exchange(self.peer, bytes(MESSAGE_SIZE))
-            self.answers += 1
-            await asyncio.sleep(self.interval)
-
-
-def _latencies(alone: Sample, among: Sample, connections: int) -> dict[str, float]:
-    fast_alone, fast_among = alone.details["fastest"], among.details["fastest"]
-    return {
-        "latency_alone": fast_alone,
-        "latency_among": fast_among,
-        "latency_ratio": fast_among / fast_alone,
-        "connections": connections,
-    }
 
 
 async def close_all(peers: list[Peer]) -> None:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import time
 from array import array
-from collections.abc import Awaitable, Callable
-from dataclasses import replace
+from collections.abc import Awaitable, Callable, Sequence
 
-from aiordma.bench.sample import Sample, fastest_round_trip, latency_sample
+from aiordma.bench.sample import Sample, latency_sample
 
 
 async def time_round_trips(
@@ -26,24 +25,18 @@ async def time_round_trips(
 
 
 async def time_round_trips_for(
-    exchange: Callable[[], Awaitable[object]], seconds: float, warmup: int
-) -> Sample:
-    """Await `exchange()` `warmup` times without timing, then time each for `seconds`.
-
-    The sample's details have "fastest", the result of fastest_round_trip().
-    """
-    for _ in range(warmup):
-        await exchange()
+    exchange: Callable[[], Awaitable[object]], seconds: float
+) -> Sequence[int]:
+    """Await `exchange()` again and again for `seconds`; return the nanoseconds of each time."""
     times = array("q")
-    cpu, begin = time.process_time(), time.perf_counter_ns()
+    begin = time.perf_counter_ns()
     end = begin + round(seconds * 1e9)
     while begin < end:
         await exchange()
         now = time.perf_counter_ns()
         times.append(now - begin)
         begin = now
-    sample = latency_sample(times, time.process_time() - cpu)
-    return replace(sample, details={"fastest": fastest_round_trip(times)})
+    return times
 
 
 async def time_all(everything: Callable[[], Awaitable[None]], count: int, unit: float) -> Sample:
