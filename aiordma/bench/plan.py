@@ -110,9 +110,9 @@ MIN_BANDWIDTH_OPERATIONS = 64
 LONG_BUSY_POLL = 0.1
 """Seconds: the shortest `busy_poll` of `bandwidth` and `objects`, longer than 1 MiB takes on an
 emulated device."""
-BANDWIDTH_RUNS = 6
-"""The runs in each round of `bandwidth` and `objects`. They are short, because the speed of some
-machines changes within seconds."""
+RUNS = 6
+"""The runs in each round of `latency`, `rate`, `bandwidth`, and `objects`. They are short, because
+the speed of some machines changes within seconds."""
 
 
 @dataclass(frozen=True)
@@ -139,16 +139,17 @@ class Plan:
         for test in self.tests:
             yield from getattr(self, f"_{test}")()
 
-    def _work(self, test: str, count: int, quick_count: int, warmup: int) -> Work:
+    def _work(self, test: str, count: int, quick_count: int, warmup: int, runs: int = 1) -> Work:
         """Return work of as many operations as the user chose, or by default `count`.
 
-        A quick plan has `quick_count` of them by default.
+        A quick plan has `quick_count` of them by default, and one run in each round.
         """
         chosen = self.count or (quick_count if self.quick else count)
         return Work(
             test,
             count=chosen,
             warmup=min(warmup, chosen),
+            runs=1 if self.quick else runs,
             depth=self.depth,
             concurrency=self.concurrency,
             busy_poll=self.busy_poll,
@@ -158,17 +159,16 @@ class Plan:
         return self.sizes or (default[:1] if self.quick else default)
 
     def _long_work(self, test: str, count: int, warmup: int) -> Work:
-        """Return work of operations that take long: in several runs, with a long `busy_poll`."""
+        """Return work of operations that take long: with a long `busy_poll`."""
         busy_poll = max(self.busy_poll, LONG_BUSY_POLL)
-        runs = 1 if self.quick else BANDWIDTH_RUNS
-        return replace(self._work(test, count, 16, warmup), busy_poll=busy_poll, runs=runs)
+        return replace(self._work(test, count, 16, warmup, RUNS), busy_poll=busy_poll)
 
     def _latency(self) -> Iterator[Work]:
         for size in self._sizes(LATENCY_SIZES):
-            yield replace(self._work("latency", 5000, 50, 100), size=size)
+            yield replace(self._work("latency", 1000, 50, 100, RUNS), size=size)
 
     def _rate(self) -> Iterator[Work]:
-        yield replace(self._work("rate", 50_000, 200, 500), size=RATE_SIZE)
+        yield replace(self._work("rate", 10_000, 200, 500, RUNS), size=RATE_SIZE)
 
     def _bandwidth(self) -> Iterator[Work]:
         for operation in self.operations:

@@ -366,9 +366,11 @@ def test_plan_yields_the_work_of_its_choices() -> None:
     assert all(work.count == 9 and work.warmup <= 9 for work in Plan(count=9).works())
     assert {work.count for work in Plan(quick=True).works()} <= {1, 16, 20, 50, 200}
     assert all(work.idle <= 2000 for work in Plan(quick=True).works())
-    long = {"bandwidth", "objects"}
+    long, in_runs = {"bandwidth", "objects"}, {"latency", "rate", "bandwidth", "objects"}
     for work in Plan(busy_poll=0.05).works():
-        assert (work.runs, work.busy_poll) == ((6, 0.1) if work.test in long else (1, 0.05))
+        assert work.busy_poll == (0.1 if work.test in long else 0.05)
+        assert work.runs == (6 if work.test in in_runs else 1)
+        assert work.turns == {"idle": 100, "answering": 300}.get(work.test, 0)
     assert {work.runs for work in Plan(quick=True).works()} == {1}
     assert {work.busy_poll for work in Plan(("bandwidth",), busy_poll=0.5).works()} == {0.5}
 
