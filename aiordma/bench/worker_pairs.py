@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import operator
 import os
 import sys
 import time
@@ -186,27 +187,25 @@ def run_in_turns(kind: str, work: Work, environment: Environment) -> Sample:
         BenchError: as WorkerPair.run().
     """
     with ExitStack() as stack:
-        pairs = [WorkerPair(environment) for _ in range(2)]
-        for pair in pairs:
+        pairs = []
+        for idle in (0, work.idle):
+            pair = WorkerPair(environment)
             stack.callback(pair.end)
-        alone, among = pairs
-        alone.begin(kind, replace(work, idle=0))
-        alone.wait_ready()
-        among.begin(kind, work)
-        among.wait_ready()
-        latencies: dict[WorkerPair, list[float]] = {alone: [], among: []}
+            pair.begin(kind, replace(work, idle=idle))
+            pair.wait_ready()
+            pairs.append(pair)
+        latencies: dict[WorkerPair, list[float]] = {pair: [] for pair in pairs}
         for number in range(work.turns):
             for pair in reversed(pairs) if number % 2 else pairs:
                 latencies[pair].append(pair.take_turn())
         for pair in pairs:
             pair.end_turns()
-        alone.finish(work)
-        sample = among.finish(work)
-    both = zip(latencies[among], latencies[alone], strict=True)
+        _, sample = [pair.finish(work) for pair in pairs]
+    alone, among = latencies.values()
     details = {
-        "latency_alone": median(latencies[alone]),
-        "latency_among": median(latencies[among]),
-        "latency_ratio": median(one / other for one, other in both),
+        "latency_alone": median(alone),
+        "latency_among": median(among),
+        "latency_ratio": median(map(operator.truediv, among, alone)),
     }
     return replace(sample, details={**sample.details, **details})
 

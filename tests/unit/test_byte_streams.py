@@ -6,6 +6,7 @@ import errno
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import loops
@@ -28,9 +29,15 @@ REMOTE = AccessFlags.LOCAL_WRITE | AccessFlags.REMOTE_WRITE
 
 
 @asynccontextmanager
-async def connected(simulation: Simulation) -> AsyncIterator[tuple[ByteStream, ByteStream]]:
-    """Connect two ends, each of which takes two mappings. Abort both after the block."""
+async def connected(
+    simulation: Simulation, **changes: int
+) -> AsyncIterator[tuple[ByteStream, ByteStream]]:
+    """Connect two ends, each of which takes two mappings. Abort both after the block.
+
+    `changes` are to their options.
+    """
     options = StreamOptions(mappings=2, adaptive_poll=False)  # polling reads the real clock
+    options = replace(options, **changes)
     address: Any = simulation.far
     async with streaming(address, options, options) as pair:
         near, far = pair.client, pair.server
@@ -114,6 +121,22 @@ async def test_the_numbers_of_a_stream(simulation: Simulation) -> None:
         await far.send(b"more")
         assert far.stats.sends_posted > 0
     assert near.stats.bytes_received == 6
+
+
+@pytest.mark.parametrize(
+    ("send_buffer", "nbytes", "messages"),
+    [(1 << 18, 3 << 16, 3), (1 << 19, 3 << 17, 3), (1 << 20, 3 << 18, 3), (1 << 22, 3 << 18, 3)],
+)
+async def test_a_message_has_a_quarter_of_the_send_buffer_within_limits(
+    simulation: Simulation, send_buffer: int, nbytes: int, messages: int
+) -> None:
+    """The limits are 64 KiB and 256 KiB."""
+    buffers = {"send_buffer": send_buffer, "recv_buffer": 1 << 22}
+    async with connected(simulation, **buffers) as (near, far):
+        before = far._core.data_path.messages_received
+        await near.send(bytes(nbytes + 1))
+        await loops.until(lambda: far.stats.bytes_unread == nbytes + 1, "the bytes")
+        assert far._core.data_path.messages_received - before == messages + 1
 
 
 async def test_copied_data_is_signaled_when_a_quarter_of_the_ring_is_used(

@@ -8,8 +8,12 @@
 
 #include <arpa/inet.h>
 
-/* The most bytes of one request, so that the peer can read them while the rest is copied. */
-#define MAX_CHUNK (1 << 16)
+/*
+ * The most bytes of one request are a quarter of the send ring, within these limits. So the peer
+ * can read them while the rest is copied. Each request has costs of its own.
+ */
+#define SMALLEST_MAX_CHUNK (1 << 16)
+#define LARGEST_MAX_CHUNK (1 << 18)
 /*
  * A request is signaled when the unsignaled ones use one part in this many of the send ring. So a
  * writer that waits for space always waits for a signaled request.
@@ -202,6 +206,16 @@ static void post_updates(struct stream_data_path *self)
 	}
 }
 
+/* Return the most bytes of one request. */
+static uint64_t max_chunk(const struct stream_data_path *self)
+{
+	uint64_t quarter = self->ring->size / 4;
+
+	if (quarter < SMALLEST_MAX_CHUNK)
+		return SMALLEST_MAX_CHUNK;
+	return quarter < LARGEST_MAX_CHUNK ? quarter : LARGEST_MAX_CHUNK;
+}
+
 /*
  * Post the next part of the data. Returns its length, 0 if nothing can be posted now, or a negative
  * errno.
@@ -209,7 +223,7 @@ static void post_updates(struct stream_data_path *self)
 static Py_ssize_t write_part(struct stream_data_path *self, const char *data, Py_ssize_t nbytes)
 {
 	unsigned int limit = room(self);
-	uint64_t start, length = nbytes < MAX_CHUNK ? nbytes : MAX_CHUNK;
+	uint64_t start, most = max_chunk(self), length = (uint64_t)nbytes < most ? nbytes : most;
 	struct stream_message message = { 0 };
 	struct remote_segment target;
 	uint32_t copied = 0;
