@@ -25,19 +25,18 @@ from aiordma import (
     VerbsError,
 )
 
+OPTIONS = StreamOptions(mappings=2, adaptive_poll=False)  # polling reads the real clock
 REMOTE = AccessFlags.LOCAL_WRITE | AccessFlags.REMOTE_WRITE
 
 
 @asynccontextmanager
 async def connected(
-    simulation: Simulation, **changes: int
+    simulation: Simulation, options: StreamOptions = OPTIONS
 ) -> AsyncIterator[tuple[ByteStream, ByteStream]]:
-    """Connect two ends, each of which takes two mappings. Abort both after the block.
+    """Connect two ends with these options, by default with two mappings each.
 
-    `changes` are to their options.
+    Abort both after the block.
     """
-    options = StreamOptions(mappings=2, adaptive_poll=False)  # polling reads the real clock
-    options = replace(options, **changes)
     address: Any = simulation.far
     async with streaming(address, options, options) as pair:
         near, far = pair.client, pair.server
@@ -131,8 +130,8 @@ async def test_a_message_has_a_quarter_of_the_send_buffer_within_limits(
     simulation: Simulation, send_buffer: int, nbytes: int, messages: int
 ) -> None:
     """The limits are 64 KiB and 256 KiB."""
-    buffers = {"send_buffer": send_buffer, "recv_buffer": 1 << 22}
-    async with connected(simulation, **buffers) as (near, far):
+    options = replace(OPTIONS, send_buffer=send_buffer, recv_buffer=1 << 22)
+    async with connected(simulation, options) as (near, far):
         before = far._core.data_path.messages_received
         await near.send(bytes(nbytes + 1))
         await loops.until(lambda: far.stats.bytes_unread == nbytes + 1, "the bytes")
