@@ -9,16 +9,16 @@
 #include <arpa/inet.h>
 
 /*
- * The most bytes of one request are a quarter of the send ring, within these limits. So the peer
- * can read them while the rest is copied. Each request has costs of its own.
- */
-#define SMALLEST_MAX_CHUNK (1 << 16)
-#define LARGEST_MAX_CHUNK (1 << 18)
-/*
  * A request is signaled when the unsignaled ones use one part in this many of the send ring. So a
  * writer that waits for space always waits for a signaled request.
  */
 #define RING_PARTS 4
+/*
+ * The most bytes of one request are such a part, within these limits. So the peer can read them
+ * while the rest is copied. Each request has costs of its own.
+ */
+#define SMALLEST_MAX_CHUNK (1 << 16)
+#define LARGEST_MAX_CHUNK (1 << 18)
 
 static int stream_init(PyObject *self, PyObject *args, PyObject *kwargs)
 {
@@ -209,11 +209,11 @@ static void post_updates(struct stream_data_path *self)
 /* Return the most bytes of one request. */
 static uint64_t max_chunk(const struct stream_data_path *self)
 {
-	uint64_t quarter = self->ring->size / 4;
+	uint64_t part = self->ring->size / RING_PARTS;
 
-	if (quarter < SMALLEST_MAX_CHUNK)
+	if (part < SMALLEST_MAX_CHUNK)
 		return SMALLEST_MAX_CHUNK;
-	return quarter < LARGEST_MAX_CHUNK ? quarter : LARGEST_MAX_CHUNK;
+	return part < LARGEST_MAX_CHUNK ? part : LARGEST_MAX_CHUNK;
 }
 
 /*
