@@ -111,8 +111,11 @@ LONG_BUSY_POLL = 0.1
 """Seconds: the shortest `busy_poll` of `bandwidth` and `objects`, longer than 1 MiB takes on an
 emulated device."""
 RUNS = 6
-"""The runs in each round of `latency`, `rate`, `bandwidth`, and `objects`. They are short, because
-the speed of some machines changes within seconds."""
+"""The runs in each round of the tests that are not of MANY connections. They are short, because the
+speed of some machines changes within seconds."""
+LONG_RUNS = 3
+"""The runs in each round of `connections`. With fewer connections they would be shorter, but the
+rate of all depends on their number: the first ones take longer."""
 
 
 @dataclass(frozen=True)
@@ -184,10 +187,10 @@ class Plan:
 
     def _http(self) -> Iterator[Work]:
         for connections in HTTP_CONNECTIONS[:1] if self.quick else HTTP_CONNECTIONS:
-            yield replace(self._work("http", 1000, 20, 100), concurrency=connections)
+            yield replace(self._work("http", 300, 20, 50, RUNS), concurrency=connections)
 
     def _connections(self) -> Iterator[Work]:
-        yield self._work("connections", 500, 20, 20)
+        yield self._work("connections", 500, 20, 20, LONG_RUNS)
 
     def _idle(self) -> Iterator[Work]:
         for operation in ("send", "streams"):
