@@ -111,11 +111,11 @@ LONG_BUSY_POLL = 0.1
 """Seconds: the shortest `busy_poll` of `bandwidth` and `objects`, longer than 1 MiB takes on an
 emulated device."""
 RUNS = 6
-"""The runs in each round of the tests that are not of MANY connections. They are short, because the
-speed of some machines changes within seconds."""
+"""The runs in each round, except of `connections` and MANY. They are short, because the speed of
+some machines changes within seconds."""
 LONG_RUNS = 3
-"""The runs in each round of `connections`. With fewer connections they would be shorter, but the
-rate of all depends on their number: the first ones take longer."""
+"""The runs in each round of `connections`. They are longer, because fewer connections in each run
+would be set up more slowly."""
 
 
 @dataclass(frozen=True)
