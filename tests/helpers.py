@@ -193,7 +193,7 @@ def is_accepting(listener: BaseListener[Any, Any]) -> bool:
 
 def pending_requests(listener: BaseListener[Any, Any]) -> int:
     """Return the number of requests that have arrived at a listener and that no task has taken."""
-    return sum(len(cm._requests) for cm in listener._cms)
+    return sum(cm.requests_waiting for cm in listener._cms)
 
 
 def has_pending_event(cm: BaseCmId) -> bool:

@@ -87,6 +87,9 @@ class AddrUnion(CData):
 class RouteAddr(CData):
     addr: Final[AddrUnion]
 
+class RouteAddrPtr(CData):
+    def __getitem__(self, index: int) -> RouteAddr: ...
+
 class CmRoute(CData):
     addr: Final[RouteAddr]
     path_rec: Final[SaPathRecs]
@@ -299,6 +302,7 @@ class CmEventCopy(CData):
     id: Final[int]
     listen_id: Final[int]
     event: Final[int]
+    parameters: Final[int]
     status: Final[int]
     error: Final[int]
     arg: Final[int]
@@ -398,6 +402,8 @@ class NullPtr(
     """NULL, which can be used as a pointer of each of these types."""
 
 class Lib:
+    AIORDMA_NO_PARAMETERS: Final[int]
+    AIORDMA_CONNECTION_PARAMETERS: Final[int]
     AIORDMA_CREATE_QP: Final[int]
     AIORDMA_POST_RECV: Final[int]
     AIORDMA_RESOLVE_ROUTE: Final[int]
@@ -919,6 +925,10 @@ class Ffi:
     def new(
         self, cdecl: Literal["struct aiordma_chain *"], init: tuple[int, int, LinkArray]
     ) -> RequestChainPtr: ...
+    @overload
+    def new(self, cdecl: Literal["struct rdma_addr *"], init: RouteAddr) -> RouteAddrPtr: ...
+    @overload
+    def new(self, cdecl: Literal["struct ibv_qp_cap *"], init: IbvQpCap) -> IbvQpCap: ...
     @overload
     def new(self, cdecl: Literal["struct ibv_srq *[1]"], init: list[IbvSrq]) -> SrqCell: ...
     @overload

@@ -651,10 +651,12 @@ const char *ibv_event_type_str(int event);
 
 /* --- helpers.h --------------------------------------------------------------------------------- */
 
+enum { AIORDMA_NO_PARAMETERS, AIORDMA_CONNECTION_PARAMETERS, ... };
 struct aiordma_cm_event {
 	uintptr_t id;
 	uintptr_t listen_id;
 	int event;
+	int parameters;
 	int status;
 	int error;
 	uint64_t arg;

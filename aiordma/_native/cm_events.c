@@ -13,6 +13,7 @@ static void copy_private_data(struct aiordma_cm_event *out, const void *data, ui
 
 static void copy_conn_param(struct aiordma_cm_event *out, const struct rdma_conn_param *conn)
 {
+	out->parameters = AIORDMA_CONNECTION_PARAMETERS;
 	out->qp_num = conn->qp_num;
 	out->responder_resources = conn->responder_resources;
 	out->initiator_depth = conn->initiator_depth;
@@ -25,6 +26,7 @@ static void copy_conn_param(struct aiordma_cm_event *out, const struct rdma_conn
 
 static void copy_ud_address(struct aiordma_cm_event *out, const struct rdma_ud_param *ud)
 {
+	out->parameters = AIORDMA_OTHER_PARAMETERS;
 	out->ah_attr = ud->ah_attr;
 	out->qp_num = ud->qp_num;
 	out->qkey = ud->qkey;
@@ -57,6 +59,7 @@ static void copy_param(struct aiordma_cm_event *out, const struct rdma_cm_event 
 	case AIORDMA_CM_EVENT_ADDRINFO_RESOLVED:
 	case AIORDMA_CM_EVENT_ADDRINFO_ERROR:
 	case AIORDMA_CM_EVENT_USER:
+		out->parameters = AIORDMA_OTHER_PARAMETERS;
 		memcpy(&out->arg, &event->param, sizeof(out->arg));
 		return;
 	}

@@ -33,11 +33,19 @@ static inline int positive(int result)
 	return result == -1 && errno ? errno : abs(result);
 }
 
+/* Which members of `struct aiordma_cm_event` are set besides those of all events. */
+enum {
+	AIORDMA_NO_PARAMETERS,
+	AIORDMA_CONNECTION_PARAMETERS, /* `qp_num`, and what follows `qkey` */
+	AIORDMA_OTHER_PARAMETERS,
+};
+
 /* A copy of an rdma_cm_event without pointers to its data. The event is already acknowledged. */
 struct aiordma_cm_event {
 	uintptr_t id;
 	uintptr_t listen_id;
 	int event;
+	int parameters;
 	int status;
 	int error;		    /* the errno if `status` is -1, else 0 */
 	uint64_t arg;		    /* of the events of rdma-core 60 and later */

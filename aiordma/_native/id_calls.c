@@ -32,6 +32,8 @@ struct pool {
 	int threads;
 	int idle; /* threads that wait, and those that are being started */
 	int busy;
+	int is_waking; /* a thread was called, and does not run yet */
+	int watching;  /* idle threads that wait for the busy ones to take a job */
 	long long last_taken;
 };
 
@@ -269,8 +271,12 @@ static void prepare_pools(void)
 static void wait_until(struct pool *pool, long long end_at)
 {
 	struct timespec end = { end_at / 1000000000, end_at % 1000000000 };
+	int watches = !!pool->first;
 
+	pool->watching += watches;
 	pthread_cond_timedwait(&pool->changed, &pool->lock, &end);
+	pool->watching -= watches;
+	pool->is_waking = 0;
 }
 
 /*
@@ -321,17 +327,22 @@ static int start_thread(struct pool *pool)
 	pthread_detach(thread);
 	pool->threads++;
 	pool->idle++;
+	pool->is_waking = 1;
 	return 0;
 }
 
 /*
- * Have an idle thread take the first job, or watch whether the busy threads take it. Returns 0, or
- * an errno if there is no idle thread and none can be started. Called with the lock held.
+ * Have an idle thread take the first job, or watch whether the busy threads take it. A thread that
+ * wakes already does that, and calls the next one if there are more jobs. Returns 0, or an errno if
+ * there is no idle thread and none can be started. Called with the lock held.
  */
 static int call_thread(struct pool *pool)
 {
+	if (pool->is_waking || (pool->busy >= BUSY_THREADS && pool->watching))
+		return 0;
 	if (!pool->idle)
 		return start_thread(pool);
+	pool->is_waking = 1;
 	pthread_cond_signal(&pool->changed);
 	return 0;
 }
@@ -356,6 +367,7 @@ static void *work(void *argument)
 
 	use_batch_scheduling();
 	pthread_mutex_lock(&pool->lock);
+	pool->is_waking = 0;
 	while ((job = next_job(pool))) {
 		if (pool->first)
 			call_thread(pool);

@@ -44,17 +44,17 @@ class BaseRequest:
         self._cm = cm
         self._handshake_timeout = handshake_timeout
         self._is_accepted = False
-        self._local_address, self._peer_address = cm.addresses
+        self._addresses = cm.addresses
 
     @property
     def local_address(self) -> tuple[str, int]:
         """`(host, port)` to which the peer connects."""
-        return self._local_address
+        return self._addresses.local
 
     @property
     def peer_address(self) -> tuple[str, int]:
         """`(host, port)` of the peer."""
-        return self._peer_address
+        return self._addresses.peer
 
     @property
     def on_replied(self) -> Callable[[], None] | None:
@@ -99,7 +99,7 @@ class BaseRequest:
             self._cm.abort()
 
     def __repr__(self) -> str:
-        host, port = self._peer_address
+        host, port = self.peer_address
         return f"<{type(self).__name__} from {host} port {port}>"
 
 

@@ -195,8 +195,8 @@ class AsyncCmId(BaseCmId):
             LocalClosed: the id is closed.
             DeviceRemoved: the device of the id was removed.
         """
-        while self._requests:
-            request = self._requests.pop()
+        while requests := self._requests:
+            request = requests.pop()
             try:
                 request.handle.move_to(self.handle.loop)
                 request.handle.move_to_loop(self._dispatcher)

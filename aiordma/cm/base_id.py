@@ -11,8 +11,6 @@ import logging
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
-from types import TracebackType
 from typing import TYPE_CHECKING
 
 from aiordma.cm.failures import (
@@ -41,6 +39,7 @@ from aiordma.rdmacm import (
     CmId,
     ConnectionParameters,
     Ece,
+    IdAddresses,
     IdCalls,
     Route,
     SocketAddress,
@@ -95,11 +94,12 @@ class BaseCmId(AsyncContextManagerMixin, ABC):
         """Any object of the user."""
         self._state = IdState(state, event)
         self._completions: OwnCompletions | None = None
-        self._requests = PendingRequests()
+        self._requests: PendingRequests | None = None
+        """The requests of a listening id. None: it has never listened."""
         self._has_listened = state is CmState.LISTENING
         self._joining: dict[int, CmEvent | None] = {}
         self._device: Device | None = None
-        self._addresses: tuple[tuple[str, int], tuple[str, int]] | None = None
+        self._addresses: IdAddresses | None = None
         """The addresses, once they do not change any more."""
         self._is_moved = False
 
@@ -139,20 +139,18 @@ class BaseCmId(AsyncContextManagerMixin, ABC):
     @property
     def local_address(self) -> tuple[str, int]:
         """`(host, port)` of this side; `("", 0)` before the id is bound to an address."""
-        return self.addresses[0]
+        return self.addresses.local
 
     @property
     def peer_address(self) -> tuple[str, int]:
         """`(host, port)` of the peer; `("", 0)` before it is known."""
-        return self.addresses[1]
+        return self.addresses.peer
 
     @property
-    def addresses(self) -> tuple[tuple[str, int], tuple[str, int]]:
-        """Both addresses: `local_address` and `peer_address`."""
+    def addresses(self) -> IdAddresses:
+        """Copies of both addresses, as they are now."""
         if self._addresses is None:
-            cm_id = self.handle.cm_id
-            local, peer = cm_id.local_address, cm_id.peer_address
-            found = local.pair if local else ("", 0), peer.pair if peer else ("", 0)
+            found = self.handle.cm_id.addresses
             if self._state.current in _CHANGES_ADDRESS:
                 return found
             self._addresses = found
@@ -190,10 +188,7 @@ class BaseCmId(AsyncContextManagerMixin, ABC):
     def handle_event(self, event: CmEvent) -> None:
         """Process an rdma_cm event, which can change the state."""
         if event.type is CmEventType.CONNECT_REQUEST:
-            self._requests.add(
-                self.handle, event, is_listening=self._state.current is CmState.LISTENING
-            )
-            self._drop_requests_if_closed()
+            self._add_request(event)
         if event.context in self._joining:
             self._joining[event.context] = event
         if event.type is CmEventType.DEVICE_REMOVAL:
@@ -518,7 +513,7 @@ class BaseCmId(AsyncContextManagerMixin, ABC):
         """
         self._state.call(CmCall.LISTEN, lambda: self._listen(backlog))
         self._has_listened = True
-        self._requests.backlog = backlog if 0 < backlog < MAX_BACKLOG else MAX_BACKLOG
+        self._own_requests().backlog = backlog if 0 < backlog < MAX_BACKLOG else MAX_BACKLOG
 
     def _listen(self, backlog: int) -> None:
         self.handle.cm_id.listen(backlog)
@@ -526,16 +521,26 @@ class BaseCmId(AsyncContextManagerMixin, ABC):
     @property
     def requests_waiting(self) -> int:
         """The number of connection requests that no task has taken yet."""
-        return len(self._requests)
+        return 0 if self._requests is None else len(self._requests)
 
     @property
     def requests_rejected(self) -> int:
         """The number of requests that were rejected because one too many was waiting."""
-        return self._requests.rejected
+        return 0 if self._requests is None else self._requests.rejected
 
     def limit_requests(self, room: Callable[[], int]) -> None:
         """Reject a request if `room()`, the number of further connections, is not above 0."""
-        self._requests.room = room
+        self._own_requests().room = room
+
+    def _own_requests(self) -> PendingRequests:
+        if self._requests is None:
+            self._requests = PendingRequests()
+        return self._requests
+
+    def _add_request(self, event: CmEvent) -> None:
+        is_listening = self._state.current is CmState.LISTENING
+        self._own_requests().add(self.handle, event, is_listening=is_listening)
+        self._drop_requests_if_closed()
 
     def _check_listening(self) -> None:
         if self._state.current is not CmState.LISTENING:
@@ -543,7 +548,7 @@ class BaseCmId(AsyncContextManagerMixin, ABC):
 
     def _drop_requests_if_closed(self) -> None:
         """Drop a request that arrived while another thread closed the id."""
-        if self._state.current is CmState.CLOSED:
+        if self._state.current is CmState.CLOSED and self._requests is not None:
             self._requests.drop_all()
 
     # --- the queue pair ---
@@ -771,16 +776,22 @@ class BaseCmId(AsyncContextManagerMixin, ABC):
             logger.debug("ignored: %s", error)
 
     def start_disconnect(self) -> None:
-        """Disconnect in the background. Do nothing if there is no connection."""
+        """Disconnect, without waiting for the end. Do nothing if there is no connection.
+
+        The call can block on iWARP, and on a synchronous id. Then another thread makes it.
+        """
         state = after_call(self._state.current, CmCall.DISCONNECT)
-        if state is not None and not self.handle.cm_id.is_datagram:
-            self._state.move(state)
-            calls = self._new_calls()
-            if calls is None:
-                self.handle.submit(self._disconnect)
-            else:
-                calls.disconnect()
-                self.handle.submit_calls(calls)
+        if state is None or self.handle.cm_id.is_datagram:
+            return
+        self._state.move(state)
+        if self.handle.calls.reader is None:
+            self.handle.submit(self._disconnect)
+        elif not self.device().is_iwarp:
+            self.handle.run(self._disconnect)
+        else:
+            calls = IdCalls(self.handle.cm_id)
+            calls.disconnect()
+            self.handle.submit_calls(calls)
 
     def abort(self) -> None:
         """Close at once: waiters get LocalClosed, everything is destroyed in the background.
@@ -794,7 +805,8 @@ class BaseCmId(AsyncContextManagerMixin, ABC):
         if self._state.current is not CmState.CLOSED:
             self._leave()
             self.handle.destroy()
-        self._requests.drop_all()
+        if self._requests is not None:
+            self._requests.drop_all()
 
     def _leave(self) -> None:
         """Stop using the C id, which is destroyed or moved to another object next."""
@@ -805,7 +817,8 @@ class BaseCmId(AsyncContextManagerMixin, ABC):
         """Move the state and the requests to `successor`, made by migrate() for the same C id."""
         successor.context = self.context
         self._state.copy_to(successor._state)
-        self._requests.move_to(successor._requests)
+        if self._requests is not None:
+            self._requests.move_to(successor._own_requests())
         successor._has_listened = self._has_listened
         self._leave()
         self._is_moved = True
@@ -821,19 +834,6 @@ class BaseCmId(AsyncContextManagerMixin, ABC):
         else:
             await self.handle.wait_destroyed()
 
-    def closed_on_failure(
-        self, *, unless: tuple[type[Exception], ...] = ()
-    ) -> AbstractAsyncContextManager[None]:
-        """Return a context manager that closes the id if its block fails.
-
-        An exception of a type in `unless` does not close it. The error is raised after everything
-        is destroyed. If the block is cancelled, the id is destroyed in the background.
-
-        Raises:
-            DeviceRemoved: in place of a VerbsError that a removed device causes.
-        """
-        return _ClosedOnFailure(self, unless)
-
     def __del__(self) -> None:
         if not hasattr(self, "_is_moved") or self._state.current is CmState.CLOSED:
             return
@@ -845,35 +845,23 @@ class BaseCmId(AsyncContextManagerMixin, ABC):
         return f"<{type(self).__name__} {self._state.current.name} at {id(self):#x}>"
 
 
-class _ClosedOnFailure:
-    """The context manager of BaseCmId.closed_on_failure()."""
+async def close_after(cm: BaseCmId, error: BaseException) -> None:
+    """Close an id because of `error`, which the caller then raises again.
 
-    __slots__ = ("_cm", "_unless")
+    Wait until everything is destroyed. After a cancellation that is done in the background.
 
-    def __init__(self, cm: BaseCmId, unless: tuple[type[Exception], ...]) -> None:
-        self._cm = cm
-        self._unless = unless
-
-    async def __aenter__(self) -> None:
-        pass
-
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        if exc is None or isinstance(exc, self._unless):
-            return
-        if not isinstance(exc, Exception):
-            self._cm.abort()
-            return
-        failure: Exception = exc
-        if isinstance(exc, VerbsError) and self._cm.port_num:
-            failure = translate_removal(exc)
-        await self._cm.aclose()
-        if failure is not exc:
-            raise failure from exc
+    Raises:
+        DeviceRemoved: `error` is a VerbsError that a removed device has caused.
+    """
+    if not isinstance(error, Exception):
+        cm.abort()
+        return
+    failure: Exception = error
+    if isinstance(error, VerbsError) and cm.port_num:
+        failure = translate_removal(error)
+    await cm.aclose()
+    if failure is not error:
+        raise failure from error
 
 
 def _query_error(kind: CmEventType, error: VerbsError, peer: str) -> Exception:

@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TypeVar
 
-from aiordma.cm import AsyncCmId
+from aiordma.cm import AsyncCmId, close_after
 from aiordma.cm.resolving import is_loopback, resolve_host, try_addresses
 from aiordma.dispatch import CmDispatcher
 from aiordma.enums import IdOption
@@ -41,7 +41,8 @@ async def establish(
 
     async def attempt(address: SocketAddress) -> T:
         dispatcher = await CmDispatcher.of(loop)
-        with dispatcher.referenced():
+        dispatcher.acquire()
+        try:
             turn = await dispatcher.connect_turns.begin()
             source = source_of.get(address.family)
             attempts = 1 if source is not None and source.port else PORT_ATTEMPTS
@@ -56,6 +57,8 @@ async def establish(
                             raise
             finally:
                 turn.end()
+        finally:
+            dispatcher.release()
 
     return await try_addresses(
         [address for address in found if not sources or address.family in source_of],
@@ -68,11 +71,14 @@ async def _resolve(
     destination: SocketAddress, source: SocketAddress | None, options: ConnectionOptions
 ) -> AsyncCmId:
     cm = await AsyncCmId.create(options.port_space)
-    async with cm.closed_on_failure():
+    try:
         _set_options(cm, options)
         if source is not None:
             cm.bind_addr(source)
         await cm.resolve_addr(destination, timeout=options.resolve_timeout)
+    except BaseException as error:
+        await close_after(cm, error)
+        raise
     return cm
 
 

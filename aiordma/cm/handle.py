@@ -248,16 +248,19 @@ class IdHandle:
 
         The call is not made if destruction has begun.
         """
+        self.calls.submit(partial(self._run, function))
 
-        def job() -> None:
-            if self._is_destroying:
-                return
-            try:
-                function()
-            except RdmaError as error:
-                logger.debug("ignored: %s", error)
+    def run(self, function: Callable[[], None]) -> None:
+        """As submit(), for a call that does not block: make it now, if none is under way."""
+        self.calls.run(partial(self._run, function))
 
-        self.calls.submit(job)
+    def _run(self, function: Callable[[], None]) -> None:
+        if self._is_destroying:
+            return
+        try:
+            function()
+        except RdmaError as error:
+            logger.debug("ignored: %s", error)
 
     # --- the end ---
 
@@ -341,10 +344,13 @@ class IdHandle:
         destroy_and_log(self.cm_id)
         if self.channel is not None:
             self.channel.release()
-        if self._destroy_own(own):
-            self._free_memory()
-        else:
+        try:
+            own.destroy()
+        except Exception:  # the memory must not be freed
+            logger.exception(NOT_DESTROYED)
             self._keep_memory(own)
+        else:
+            self._free_memory()
 
     def _keep_memory(self, own: OwnObjects) -> None:
         """Never free the memory of the requests, as the device might still use it."""
@@ -358,14 +364,6 @@ class IdHandle:
                 hook()
             except RdmaError as error:
                 logger.debug("ignored: %s", error)
-
-    def _destroy_own(self, own: OwnObjects) -> bool:
-        try:
-            own.destroy()
-        except Exception:  # the memory must not be freed
-            logger.exception(NOT_DESTROYED)
-            return False
-        return True
 
     def _free_memory(self) -> None:
         for callback, _ in reversed(self._destroyed_callbacks):

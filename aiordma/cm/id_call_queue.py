@@ -31,6 +31,17 @@ class IdCallQueue:
         """Have a thread of `pool` run `job`. Callable from any thread."""
         self._jobs.submit(job, pool)
 
+    def run(self, call: Callable[[], None]) -> None:
+        """Make a call that does not block: now, or in the thread of the last call under way."""
+
+        def start() -> None:
+            try:
+                call()
+            finally:
+                self._jobs.ended()
+
+        self._jobs.add(start)
+
     def submit_last(self, start: Callable[[], None]) -> None:
         """Call `start`, in any thread. No call begins after that. Callable from any thread."""
         self._jobs.add(start)

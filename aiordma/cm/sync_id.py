@@ -189,7 +189,7 @@ class SyncCmId(BaseCmId):
             await self.handle.wait(self._wait_for_request)
             if not self._requests:
                 self._check_listening()
-            request = self._requests.pop()
+            request = self._own_requests().pop()
             return SyncCmId(request.handle, CmState.REQUESTED, request.event)
 
     def _wait_for_request(self, interrupt: Interrupt) -> None:
@@ -206,7 +206,7 @@ class SyncCmId(BaseCmId):
         The request stays in the queue, so that cancelling does not lose it.
         """
         try:
-            request = self._requests.pop()
+            request = self._own_requests().pop()
         except IndexError:
             return
         try:
@@ -214,7 +214,7 @@ class SyncCmId(BaseCmId):
         except RdmaError:
             request.handle.destroy()
             raise
-        self._requests.put_back(request)
+        self._own_requests().put_back(request)
         self._drop_requests_if_closed()
 
     def _prepare(self, handle: IdHandle) -> None:

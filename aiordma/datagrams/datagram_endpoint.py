@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from aiordma.cm import AsyncCmId
+from aiordma.cm import AsyncCmId, close_after
 from aiordma.cm.resolving import is_loopback, resolve_host, try_addresses
 from aiordma.datagrams import (
     Datagram,
@@ -73,10 +73,13 @@ async def _open_at(address: SocketAddress, options: DatagramOptions) -> Datagram
             "needs: see `python -m aiordma devices` for addresses"
         )
     cm = await AsyncCmId.create(PortSpace.UDP)
-    async with cm.closed_on_failure():
+    try:
         cm.bind_addr(address)
         queue_pair = DatagramQueuePair(cm, options)
         await queue_pair.open()
+    except BaseException as error:
+        await close_after(cm, error)
+        raise
     return DatagramEndpoint(queue_pair)
 
 

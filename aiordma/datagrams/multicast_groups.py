@@ -8,7 +8,7 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Self
 
-from aiordma.cm import AsyncCmId
+from aiordma.cm import AsyncCmId, close_after
 from aiordma.cm.failures import error_for_event
 from aiordma.datagrams.datagram_queue_pair import DatagramQueuePair
 from aiordma.datagrams.peer import AddressKey
@@ -149,11 +149,14 @@ class MulticastGroups:
     async def _join(self, address: SocketAddress, send_only: bool) -> MulticastGroup:
         cm = await self._queue_pair.create_id()
         flags = JoinFlags.SENDONLY_FULLMEMBER if send_only else JoinFlags.FULLMEMBER
-        async with cm.closed_on_failure():
+        try:
             cm.bind_addr(self._queue_pair.source)
             group = MulticastGroup(self, cm, address.host, await cm.join_multicast(address, flags))
             if not send_only:
                 await self._attach(group)
+        except BaseException as error:
+            await close_after(cm, error)
+            raise
         return group
 
     async def _attach(self, group: MulticastGroup) -> None:

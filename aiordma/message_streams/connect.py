@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
-from aiordma.cm import AsyncCmId
+from aiordma.cm import AsyncCmId, close_after
 from aiordma.cm.accepting import BaseListener, BaseRequest
 from aiordma.cm.establishing import create_listening_ids, establish
 from aiordma.errors import ProtocolError
@@ -49,12 +49,21 @@ class MessageRequest(BaseRequest):
     async def _accept(self, private_data: bytes) -> MessageStream:
         self._cm.check_unanswered()
         data = self._options.hello().pack() + private_data
-        async with self._cm.closed_on_failure(unless=(ValueError,)):
+        try:
             check_private_data(data, PrivateDataLimits.of(self._cm.device()).accept)
-        async with self._handshake(), self._cm.closed_on_failure():
-            peer, user_data = Hello.unpack(self._private_data)
-            endpoint = message_endpoint(self._cm, self._options.connection_options())
-            await endpoint.accept(data)
+        except ValueError:
+            raise
+        except BaseException as error:
+            await close_after(self._cm, error)
+            raise
+        async with self._handshake():
+            try:
+                peer, user_data = Hello.unpack(self._private_data)
+                endpoint = message_endpoint(self._cm, self._options.connection_options())
+                await endpoint.accept(data)
+            except BaseException as error:
+                await close_after(self._cm, error)
+                raise
         return MessageStream(endpoint, peer, user_data, self._options)
 
     async def reject(self, private_data: bytes = b"") -> None:
@@ -123,7 +132,7 @@ def connect_messages(
 
     async def finish(cm: AsyncCmId) -> MessageStream:
         data = options.hello().pack() + private_data
-        async with cm.closed_on_failure():
+        try:
             endpoint = message_endpoint(cm, options.connection_options())
             await endpoint.connect(data)
             try:
@@ -131,6 +140,9 @@ def connect_messages(
             except ProtocolError:
                 endpoint.abort()
                 raise
+        except BaseException as error:
+            await close_after(cm, error)
+            raise
         return MessageStream(endpoint, peer, user_data, options)
 
     establishing = establish(host, port, local_address, options.connection_options(), finish)

@@ -6,7 +6,7 @@ import warnings
 from collections.abc import AsyncIterator, Coroutine
 from typing import TYPE_CHECKING
 
-from aiordma.cm import AsyncCmId, CmState, SyncCmId
+from aiordma.cm import AsyncCmId, CmState, SyncCmId, close_after
 from aiordma.enums import AccessFlags, WrOpcode
 from aiordma.errors import RdmaError
 from aiordma.loop.context_managers import AbortingContextManagerMixin, AwaitableContextManager
@@ -15,6 +15,7 @@ from aiordma.memory.registrar import Registrar
 from aiordma.messages.memory_windows import MemoryWindow
 from aiordma.messages.message import Message
 from aiordma.messages.message_data_path import MessageDataPath
+from aiordma.messages.remote_access import read_access
 from aiordma.messages.sender import checked_imm
 from aiordma.options import DEFAULT_OPTIONS, ConnectionOptions
 from aiordma.qp import ConnectionStats, SharedReceives
@@ -45,9 +46,12 @@ async def connect_id(cm: AsyncCmId, private_data: bytes, options: ConnectionOpti
 
     Raises: as connect().
     """
-    async with cm.closed_on_failure():
+    try:
         endpoint = message_endpoint(cm, options)
         await endpoint.connect(private_data)
+    except BaseException as error:
+        await close_after(cm, error)
+        raise
     return Connection(endpoint)
 
 
@@ -67,8 +71,6 @@ class Connection(Registrar, AbortingContextManagerMixin):
         """Called by connect() and accept(); not for users."""
         super().__init__(endpoint)
         self._endpoint = endpoint
-        self._local_address = endpoint.local_address
-        self._peer_address = endpoint.peer_address
         # Looked up once, because most messages and operations need only these.
         sends = endpoint.data_path.sends.core
         self._send, self._read, self._write = sends.send, sends.read, sends.write
@@ -113,21 +115,24 @@ class Connection(Registrar, AbortingContextManagerMixin):
         async_cm = await cm.migrate() if isinstance(cm, SyncCmId) else cm
         is_request = async_cm.state is CmState.REQUESTED
         if is_request:
-            async with async_cm.closed_on_failure():
+            try:
                 endpoint = message_endpoint(async_cm, options)
                 await endpoint.accept(private_data)
+            except BaseException as error:
+                await close_after(async_cm, error)
+                raise
             return cls(endpoint)
         return await connect_id(async_cm, private_data, options)
 
     @property
     def local_address(self) -> tuple[str, int]:
         """`(host, port)` of this side."""
-        return self._local_address
+        return self._endpoint.local_address
 
     @property
     def peer_address(self) -> tuple[str, int]:
         """`(host, port)` of the peer."""
-        return self._peer_address
+        return self._endpoint.peer_address
 
     @property
     def device_name(self) -> str:
@@ -310,7 +315,7 @@ class Connection(Registrar, AbortingContextManagerMixin):
 
         It is LOCAL_WRITE, on iWARP also REMOTE_WRITE: there the peer's device writes the data.
         """
-        return self._endpoint.data_path.remote.read_access
+        return read_access(self._endpoint.device)
 
     def read(self, remote: RemoteBuffer, into: Sink) -> Coroutine[object, None, None]:
         """Read the peer's memory `remote` into the beginning of `into`: RDMA READ.
@@ -434,6 +439,6 @@ class Connection(Registrar, AbortingContextManagerMixin):
             warnings.warn(f"unclosed {name}", ResourceWarning, source=self, stacklevel=2)
 
     def __repr__(self) -> str:
-        host, port = self._peer_address
+        host, port = self.peer_address
         state = "closed" if self.closed else "open"
         return f"<Connection to {host} port {port}, {state}>"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable
 
-from aiordma.cm import AsyncCmId, CmState, SyncCmId
+from aiordma.cm import AsyncCmId, CmState, SyncCmId, close_after
 from aiordma.cm.accepting import BaseListener, BaseRequest
 from aiordma.errors import (
     RdmaError,
@@ -116,14 +116,23 @@ class ConnectRequest(BaseRequest):
 
     async def _accept(self, private_data: bytes, options: ConnectionOptions) -> Connection:
         self._cm.check_unanswered()
-        async with self._cm.closed_on_failure(unless=(ValueError,)):
+        try:
             device = self._cm.device()
             check_private_data(private_data, PrivateDataLimits.of(device).accept)
             options.check_device(device, self._cm.port_num)
             receives = self._shared_receives.receives(self._cm, options)
-        async with self._handshake(), self._cm.closed_on_failure():
-            endpoint = message_endpoint(self._cm, options, receives)
-            await endpoint.accept(private_data)
+        except ValueError:
+            raise
+        except BaseException as error:
+            await close_after(self._cm, error)
+            raise
+        async with self._handshake():
+            try:
+                endpoint = message_endpoint(self._cm, options, receives)
+                await endpoint.accept(private_data)
+            except BaseException as error:
+                await close_after(self._cm, error)
+                raise
         return Connection(endpoint)
 
     async def reject(self, private_data: bytes = b"") -> None:

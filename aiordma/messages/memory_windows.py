@@ -41,16 +41,16 @@ class MemoryWindow(ContextManagerMixin):
 class MemoryWindows:
     """Binds windows by work requests, and closes them before the queue pair is destroyed."""
 
-    def __init__(self, cm: AsyncCmId, operations: Operations) -> None:
-        self.pd: ProtectionDomain
-        """The protection domain of the queue pair. Set when the queue pair is made."""
+    def __init__(self, cm: AsyncCmId, operations: Operations, pd: ProtectionDomain) -> None:
+        """`pd`: the protection domain of the queue pair."""
+        self._pd = pd
         self._cm = cm
         self._operations = operations
 
     async def bind(self, part: MemorySlice, access: AccessFlags) -> MemoryWindow:
         """Bind a window: see Connection.bind()."""
         self._check(part)
-        part.region.acquire(self.pd)
+        part.region.acquire(self._pd)
         raw, close = await self._cm.handle.make(
             lambda: self._allocate(part), lambda made: made[1](), part.region.release
         )
@@ -90,7 +90,7 @@ class MemoryWindows:
 
         The function does nothing if a pre-destroy hook has closed the window.
         """
-        handle, raw = self._cm.handle, RawWindow(self.pd)
+        handle, raw = self._cm.handle, RawWindow(self._pd)
 
         def dispose() -> None:
             try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -13,7 +13,7 @@ from aiordma.enums import AsyncEventType, WcOpcode, WcStatus, WrOpcode
 from aiordma.errors import VerbsError
 from aiordma.messages.memory_windows import MemoryWindows
 from aiordma.messages.receiver import Receiver
-from aiordma.messages.remote_access import RemoteAccess
+from aiordma.messages.remote_access import RemoteAccess, read_access
 from aiordma.messages.sender import Sender
 from aiordma.options import ConnectionOptions
 from aiordma.qp.data_path import EndpointCallbacks
@@ -29,9 +29,12 @@ from aiordma.qp.shared_receives import SharedReceives
 from aiordma.qp.stats import ConnectionStats
 from aiordma.rdmacm import IdCalls
 from aiordma.verbs import AsyncEvent, QueuePair, QueuePairCaps
+from aiordma.verbs.queue_pair import NO_IMMEDIATE
 
 if TYPE_CHECKING:
     from aiordma._native._lib import IbvWc
+    from aiordma.memory import RemoteBuffer
+    from aiordma.qp.scatter_gather import Sink, Source
 
 SUCCESS = int(WcStatus.SUCCESS)
 
@@ -47,14 +50,13 @@ class MessageDataPath:
         shared_receives: SharedReceives | None,
     ) -> None:
         loop, device = cm.loop, cm.device()
-        self._handle = cm.handle
+        self._cm, self._handle, self._device = cm, cm.handle, device
         self._last_receive: LastReceive | None = None
         if shared_receives is not None:
             shared_receives.acquire()
             cm.handle.add_released_callback(shared_receives.release)
             if LastReceive.is_needed(device):
                 self._last_receive = LastReceive(loop, self.drain)
-        self._is_iwarp = device.is_iwarp
         self._callbacks = callbacks
         self._shared_receives = shared_receives
         self._qp: QueuePair | None = None
@@ -94,8 +96,13 @@ class MessageDataPath:
         """Wait until the operation of start_transfer() has completed."""
         self._builder = ScatterGatherBuilder(self.sends, options.max_sge, cm.handle.call)
         self.sender = Sender(operations, self._builder, options, device)
-        self.remote = RemoteAccess(device, operations, self._builder, options.max_inline)
-        self.windows = MemoryWindows(cm, operations)
+        self._operations = operations
+        self._remote: RemoteAccess | None = None
+        self._windows: MemoryWindows | None = None
+        self._max_inline = options.max_inline
+        self.initiator_depth = 0
+        """The number of reads and atomics that can be in flight. 0 until it is negotiated."""
+        self.sends.core.set_slow_access(self._read, self._write)
 
         self._ring = (
             shared_receives.ring
@@ -146,7 +153,7 @@ class MessageDataPath:
         resources = self._resources
         resources.attach_fast_path(self.sends.core, self.receiver.queue, self._on_notified)
         self._qp = qp
-        self._builder.pd = self.windows.pd = pd = resources.domain.pd
+        self._builder.pd = pd = resources.domain.pd
         self.sends.core.use_memory(pd, self._max_message_size)
         self._busy_sending.open(resources.send_cq)
         self._busy_receiving.open(resources.recv_cq)
@@ -179,6 +186,34 @@ class MessageDataPath:
         if last is not None:
             self._handle.is_slow_to_destroy = True
             self._handle.add_pre_destroy_hook(last, lambda: last.wait(qp))
+
+    @property
+    def remote(self) -> RemoteAccess:
+        """The one-sided operations that the core cannot do. Made at the first of them."""
+        if self._remote is None:
+            self._remote = RemoteAccess(
+                self._device,
+                self._operations,
+                self._builder,
+                self._max_inline,
+                self.initiator_depth,
+            )
+        return self._remote
+
+    def _read(self, remote: RemoteBuffer, into: Sink) -> Coroutine[object, None, None]:
+        return self.remote.read(remote, into)
+
+    def _write(
+        self, source: Source, remote: RemoteBuffer, imm: int = NO_IMMEDIATE
+    ) -> Coroutine[object, None, None]:
+        return self.remote.write(source, remote, imm)
+
+    @property
+    def windows(self) -> MemoryWindows:
+        """The memory windows of the connection. Made for the first of them."""
+        if self._windows is None:
+            self._windows = MemoryWindows(self._cm, self._operations, self._resources.domain.pd)
+        return self._windows
 
     def acquire_domain(self) -> MemoryDomain:
         """Add a user to the protection domain of the queue pair, and return the domain."""
@@ -264,7 +299,11 @@ class MessageDataPath:
     def negotiated(self, initiator_depth: int) -> None:
         """Allow `initiator_depth` reads and atomics in flight: the connection is established."""
         self.receiver.start()
-        self.remote.negotiated(initiator_depth)
+        self.initiator_depth = initiator_depth
+        if initiator_depth:
+            core = self.sends.core
+            core.allow_reads(read_access(self._device))
+            core.release_rd_atomic(initiator_depth)
 
     def resume(self) -> None:
         """Let requests be posted, if SendQueue.pause() held them back: the peer is ready."""
@@ -283,7 +322,7 @@ class MessageDataPath:
     @property
     def may_read(self) -> bool:
         """True if the sides have agreed that this side can post reads."""
-        return self.remote.initiator_depth > 0
+        return self.initiator_depth > 0
 
     @property
     def largest_transfer(self) -> int:
@@ -293,7 +332,7 @@ class MessageDataPath:
     def probe(self) -> bool:
         """Make the peer's device answer a write of no bytes; on iWARP a read, if it may read."""
         try:
-            if self._is_iwarp and self.may_read:
+            if self._device.is_iwarp and self.may_read:
                 return self.remote.probe()
             return probe_by_write(self.sends)
         except VerbsError as error:
@@ -322,7 +361,7 @@ class MessageDataPath:
             self._ring.stop()
         self.sends.stop()
         self.sends.wake_senders()
-        self.remote.stop()
+        self.sends.core.release_rd_atomic(NUMBER_MASK)  # wakes all who wait for a credit
         self.receiver.stop()
 
     def release(self) -> None:

@@ -22,7 +22,7 @@ from aiordma.qp.scatter_gather import (
     is_registered,
     join_buffers,
 )
-from aiordma.qp.send_queue import NUMBER_MASK, Post
+from aiordma.qp.send_queue import Post
 from aiordma.verbs import Device, QueuePair
 from aiordma.verbs.queue_pair import NO_IMMEDIATE
 
@@ -32,6 +32,13 @@ if TYPE_CHECKING:
     from aiordma.qp.scatter_gather import Sink, Source
 
 ATOMIC_SIZE = 8
+
+
+def read_access(device: Device) -> AccessFlags:
+    """Return the access that memory needs for a read to fill it."""
+    if device.is_iwarp:
+        return AccessFlags.LOCAL_WRITE | AccessFlags.REMOTE_WRITE
+    return AccessFlags.LOCAL_WRITE
 
 
 class _RdAtomicCredits(FairSemaphore):
@@ -74,6 +81,7 @@ class RemoteAccess:
         operations: Operations,
         builder: ScatterGatherBuilder,
         max_inline: int,
+        initiator_depth: int,
     ) -> None:
         self._device = device
         self._sends = operations.sends
@@ -82,29 +90,14 @@ class RemoteAccess:
         self._builder = builder
         self._max_inline = max_inline
         self._rd_atomic_credits = _RdAtomicCredits(operations.loop, self._sends.core)
-        self.read_access = AccessFlags.LOCAL_WRITE
-        """The access that memory needs for read() to fill it."""
-        if device.is_iwarp:
-            self.read_access |= AccessFlags.REMOTE_WRITE
-        self._sends.core.set_slow_access(self.read, self.write)
-        self.initiator_depth = 0
-        """The number of reads and atomics that can be in flight. 0 until it is negotiated."""
-
-    def negotiated(self, initiator_depth: int) -> None:
-        """Allow `initiator_depth` reads and atomics in flight."""
+        self._read_access = read_access(device)
         self.initiator_depth = initiator_depth
-        if initiator_depth:
-            self._sends.core.allow_reads(self.read_access)
-            self._rd_atomic_credits.release(initiator_depth)
-
-    def stop(self) -> None:
-        """Wake all tasks that wait for a credit: nothing will be posted any more."""
-        self._rd_atomic_credits.release(NUMBER_MASK)
+        """The number of reads and atomics that can be in flight."""
 
     async def read(self, remote: RemoteBuffer, into: Sink) -> None:
         """Read the peer's memory, if the core has not started that: see Connection.read()."""
         self._check_reads()
-        needed = self.read_access
+        needed = self._read_access
         self._callbacks.check_open()
         iwarp_addr = remote.addr if self._device.is_iwarp else None
         must_split = iwarp_addr is not None and crosses_page(iwarp_addr, remote.length)

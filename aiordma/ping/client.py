@@ -8,7 +8,7 @@ import socket
 import time
 from dataclasses import dataclass, replace
 
-from aiordma.cm import AsyncCmId
+from aiordma.cm import AsyncCmId, close_after
 from aiordma.cm.resolving import resolve_host, try_addresses
 from aiordma.errors import ConnectError, RdmaError, Unreachable
 from aiordma.loop import running_loop
@@ -127,7 +127,7 @@ async def _attempt(
     address: SocketAddress, source: SocketAddress | None, options: PingOptions
 ) -> TimedConnection:
     cm = await AsyncCmId.create()
-    async with cm.closed_on_failure():
+    try:
         if source is not None:
             cm.bind_addr(source)
         stopwatch = _Stopwatch()
@@ -137,6 +137,9 @@ async def _attempt(
         route_time = stopwatch.lap()
         device = f"{cm.device().name} ({cm.device().transport.name})"
         connection = await _connect(cm, address, options)
+    except BaseException as error:
+        await close_after(cm, error)
+        raise
     return TimedConnection(connection, device, address_time, route_time, stopwatch.lap())
 
 

@@ -91,7 +91,7 @@ class Endpoint(Generic[D_co]):
         self.loop: Loop = cm.loop
         """The event loop that the connection belongs to."""
         self.options = options
-        self.local_address, self.peer_address = cm.addresses
+        self._addresses = cm.addresses
         self.peer_private_data = b""
         self._changed = WaitQueue(self.loop)
         self._end: RdmaError | None = None
@@ -104,9 +104,19 @@ class Endpoint(Generic[D_co]):
         self._drain_timer: Deadline | None = None
         self.data_path = make_data_path(self)
         self._first_message = FirstMessage(self.loop, self.device, self.data_path, self)
-        self._keepalive = Keepalive(self.loop, options, self.data_path, self)
+        self._keepalive: Keepalive | None = None
         cm.on_change = self._on_cm_change
         cm.handle.add_released_callback(self._release)
+
+    @property
+    def local_address(self) -> tuple[str, int]:
+        """`(host, port)` of this side."""
+        return self._addresses.local
+
+    @property
+    def peer_address(self) -> tuple[str, int]:
+        """`(host, port)` of the peer."""
+        return self._addresses.peer
 
     # --- the beginning ---
 
@@ -206,11 +216,15 @@ class Endpoint(Generic[D_co]):
 
     def _begin(self, initiator_depth: int) -> None:
         """Start to use the connection: both sides have agreed."""
-        logger.debug("connected to %s", format_address(self.peer_address))
+        if logger.isEnabledFor(logging.DEBUG):
+            logger.debug("connected to %s", format_address(self.peer_address))
         self._has_begun = True
         self._set_timer()
         self.data_path.negotiated(initiator_depth)
-        self._keepalive.start(is_iwarp=self.device.is_iwarp)
+        is_iwarp = self.device.is_iwarp
+        if is_iwarp or self.options.keepalive:
+            self._keepalive = Keepalive(self.loop, self.options, self.data_path, self)
+            self._keepalive.start(is_iwarp=is_iwarp)
 
     # --- the middle ---
 
@@ -444,5 +458,6 @@ class Endpoint(Generic[D_co]):
         for timer in filter(None, (self._flush_timer, self._failure_timer, self._drain_timer)):
             timer.cancel()
         self._first_message.stop()
-        self._keepalive.stop()
+        if self._keepalive is not None:
+            self._keepalive.stop()
         self.data_path.release()

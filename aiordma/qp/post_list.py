@@ -75,7 +75,8 @@ class PostList:
         self._core = core
         self._dispatcher = dispatcher
         self._on_error = on_error
-        self._chain = RequestChain(0)  # until make_room() needs one
+        self._chain: RequestChain | None = None
+        """The requests in C. None: there was none yet."""
         self._waiters: list[Waiter] = []
         self._is_open = False
         self._error: VerbsError | None = None
@@ -97,14 +98,16 @@ class PostList:
         Raises:
             VerbsError: as flush().
         """
-        if self._chain.is_full:
+        chain = self._chain
+        if chain is None:
+            self._chain = chain = RequestChain(MAX_LENGTH)
+            self._core.set_chain(chain, chain.address)
+        elif chain.is_full:
             self.flush()
-            if self._chain.is_full:
-                self._chain = RequestChain(MAX_LENGTH)
-                self._core.set_chain(self._chain, self._chain.address)
 
     def add(self, request: MemoryRequest, wr_id: int, flags: int, waiter: Waiter) -> None:
         """Add a request, after make_room(). Its memory must be in one piece."""
+        assert self._chain is not None, "make_room() has made it"
         self._waiters.append(waiter)
         self._core.batched()
         self._chain.add(
@@ -125,10 +128,12 @@ class PostList:
         """
         if self._error is not None:
             raise copy.copy(self._error)
-        count = self._chain.count
-        if count and not is_forked_child():  # the requests belong to the parent process
+        chain = self._chain
+        # In a forked child the requests belong to the parent process.
+        if chain is not None and chain.count and not is_forked_child():
+            count = chain.count
             try:
-                self._qp.post_chain(self._chain)
+                self._qp.post_chain(chain)
             except VerbsError as error:
                 self._fail(error, count)
                 raise

@@ -3,7 +3,7 @@
 Each method behaves as its man page describes. Nothing here uses an event loop.
 """
 
-from aiordma.rdmacm.address import SocketAddress, parse_address
+from aiordma.rdmacm.address import IdAddresses, SocketAddress, parse_address
 from aiordma.rdmacm.addrinfo import AddrInfo, getaddrinfo
 from aiordma.rdmacm.channel import EventChannel, OwnChannel
 from aiordma.rdmacm.cm_id import CmId, Segment
@@ -30,6 +30,7 @@ __all__ = [
     "Ece",
     "EndedCalls",
     "EventChannel",
+    "IdAddresses",
     "IdCalls",
     "OwnChannel",
     "OwnObjects",

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from aiordma._native import ffi
 
 if TYPE_CHECKING:
-    from aiordma._native._lib import Bytes, Sockaddr
+    from aiordma._native._lib import Bytes, RouteAddr, Sockaddr
 
 _INET = struct.Struct("=H2s4s8x")  # sin_family, sin_port, sin_addr, sin_zero
 _INET6 = struct.Struct("=H2s4s16sI")  # sin6_family, _port, _flowinfo, _addr, _scope_id
@@ -74,6 +74,32 @@ def read_sockaddr(pointer: Sockaddr) -> SocketAddress | None:
         host = socket.inet_ntop(socket.AF_INET6, packed)
         return SocketAddress(host, int.from_bytes(port, "big"), socket.AF_INET6, scope)
     return None
+
+
+class IdAddresses:
+    """Copies of the two addresses of an id, which can be read when the id is destroyed.
+
+    They are converted each time they are asked for: most connections are never asked.
+    """
+
+    __slots__ = ("_copy",)
+
+    def __init__(self, addresses: RouteAddr) -> None:
+        self._copy = ffi.new("struct rdma_addr *", addresses)
+
+    @property
+    def local(self) -> tuple[str, int]:
+        """`(host, port)` of this side; `("", 0)` before the id is bound to an address."""
+        return _pair(read_sockaddr(ffi.addressof(self._copy[0], "src_addr")))
+
+    @property
+    def peer(self) -> tuple[str, int]:
+        """`(host, port)` of the peer; `("", 0)` before it is known."""
+        return _pair(read_sockaddr(ffi.addressof(self._copy[0], "dst_addr")))
+
+
+def _pair(address: SocketAddress | None) -> tuple[str, int]:
+    return ("", 0) if address is None else address.pair
 
 
 def parse_address(host: str, port: int = 0) -> SocketAddress:

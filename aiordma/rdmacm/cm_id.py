@@ -22,7 +22,7 @@ from aiordma.enums import (
     SrqType,
 )
 from aiordma.errors import check, last_error
-from aiordma.rdmacm.address import PackedAddress, SocketAddress, read_sockaddr
+from aiordma.rdmacm.address import IdAddresses, PackedAddress, SocketAddress, read_sockaddr
 from aiordma.rdmacm.addrinfo import AddrInfo, PackedAddrInfo, default_qp_type, read_addrinfos
 from aiordma.rdmacm.channel import EventChannel
 from aiordma.rdmacm.contexts import device_contexts
@@ -218,6 +218,11 @@ class CmId:
     def peer_address(self) -> SocketAddress | None:
         """The address of the peer; None before it is known: rdma_get_peer_addr(3)."""
         return read_sockaddr(ffi.addressof(self.pointer.route.addr, "dst_addr"))
+
+    @property
+    def addresses(self) -> IdAddresses:
+        """Copies of both addresses, as they are now."""
+        return IdAddresses(self.pointer.route.addr)
 
     @property
     def src_port(self) -> int:

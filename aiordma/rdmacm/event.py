@@ -65,25 +65,25 @@ _ADDRESSED = frozenset({CmEventType.ESTABLISHED, CmEventType.MULTICAST_JOIN})
 
 def read_event(copy: CmEventCopy) -> CmEvent:
     """Return the value of one event that the C helper copied."""
-    number = copy.event
+    number, parameters = copy.event, copy.parameters
     kind = _TYPES[number] if number in _TYPES else CmEventType(number)
-    is_addressed = kind in _ADDRESSED and copy.ah_attr.port_num
-    return CmEvent(
-        type=kind,
-        id=copy.id,
-        listen_id=copy.listen_id,
-        status=copy.status,
-        error=abs(copy.error),
-        private_data=bytes(ffi.buffer(copy.private_data, copy.private_data_len)),
-        responder_resources=copy.responder_resources,
-        initiator_depth=copy.initiator_depth,
-        flow_control=copy.flow_control,
-        retry_count=copy.retry_count,
-        rnr_retry_count=copy.rnr_retry_count,
-        srq=copy.srq,
-        qp_num=copy.qp_num,
-        qkey=copy.qkey,
-        ah_attr=AddressHandleAttributes.read(copy.ah_attr) if is_addressed else None,
-        context=copy.context,
-        arg=copy.arg,
-    )
+    event = CmEvent(kind, copy.id, copy.listen_id, copy.status, abs(copy.error))
+    if parameters == lib.AIORDMA_NO_PARAMETERS:
+        return event
+    if copy.private_data_len:
+        event.private_data = bytes(ffi.buffer(copy.private_data, copy.private_data_len))
+    event.qp_num = copy.qp_num
+    if parameters == lib.AIORDMA_CONNECTION_PARAMETERS:
+        event.responder_resources = copy.responder_resources
+        event.initiator_depth = copy.initiator_depth
+        event.flow_control = copy.flow_control
+        event.retry_count = copy.retry_count
+        event.rnr_retry_count = copy.rnr_retry_count
+        event.srq = copy.srq
+        return event
+    event.qkey = copy.qkey
+    if kind in _ADDRESSED and copy.ah_attr.port_num:
+        event.ah_attr = AddressHandleAttributes.read(copy.ah_attr)
+    event.context = copy.context
+    event.arg = copy.arg
+    return event

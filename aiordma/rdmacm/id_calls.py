@@ -66,8 +66,8 @@ class IdCalls:
         """
         calls = self.pointer
         calls.pd = pd.open_pointer
-        init.fill(calls.init, self._cm_id.qp_type)
-        self.qp = self._cm_id.qp = qp = QueuePair.unmade(calls.init)
+        init.fill(calls.init, self._cm_id.pointer.qp_type)
+        self.qp = self._cm_id.qp = qp = QueuePair.unmade(calls.init, init.caps)
         calls.cell = qp.cell
         calls.calls |= lib.AIORDMA_CREATE_QP
         return qp

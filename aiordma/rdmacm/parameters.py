@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from aiordma._native._lib import Bytes, ConnParam, IbvEce, NullPtr
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: that would make each one several times slower to create
 class ConnectionParameters:
     """`struct rdma_conn_param`. See rdma_connect(3) and rdma_accept(3).
 

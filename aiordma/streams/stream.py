@@ -38,18 +38,16 @@ class ByteStream(Registrar, AbortingContextManagerMixin):
         self._receiver = core.receiver
         self._receive = core.data_path.core.start_receive
         self._send = core.data_path.core.start_send
-        self._local_address = core.endpoint.local_address
-        self._peer_address = core.endpoint.peer_address
 
     @property
     def local_address(self) -> tuple[str, int]:
         """`(host, port)` of this side."""
-        return self._local_address
+        return self._endpoint.local_address
 
     @property
     def peer_address(self) -> tuple[str, int]:
         """`(host, port)` of the peer."""
-        return self._peer_address
+        return self._endpoint.peer_address
 
     @property
     def device_name(self) -> str:
@@ -223,7 +221,7 @@ class ByteStream(Registrar, AbortingContextManagerMixin):
             warnings.warn(f"unclosed {name}", ResourceWarning, source=self, stacklevel=2)
 
     def __repr__(self) -> str:
-        host, port = self._peer_address
+        host, port = self.peer_address
         state = "closed" if self.closed else "open"
         return f"<ByteStream to {host} port {port}, {state}>"
 

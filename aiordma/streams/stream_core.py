@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from operator import index
 from typing import TYPE_CHECKING, Self
 
-from aiordma.cm import AsyncCmId
+from aiordma.cm import AsyncCmId, close_after
 from aiordma.cm.establishing import establish
 from aiordma.dispatch import AdaptiveWait
 from aiordma.enums import AccessFlags
@@ -72,12 +72,15 @@ class StreamCore:
 
         Raises: as AsyncCmId.connect(), and ProtocolError.
         """
-        async with cm.closed_on_failure():
+        try:
             core = cls(cm, options)
             await cm.handle.call(core.data_path.allocate)
             endpoint = core.endpoint
             await endpoint.connect(core.data_path.protocol.connection_data())
             core._start(endpoint.peer_private_data)
+        except BaseException as error:
+            await close_after(cm, error)
+            raise
         return core
 
     @classmethod
@@ -88,13 +91,16 @@ class StreamCore:
 
         Raises: as AsyncCmId.accept(), and ProtocolError.
         """
-        async with cm.closed_on_failure():
+        try:
             request = cm.request
             ConnectionData.unpack(request.private_data if request is not None else b"")
             core = cls(cm, options)
             await cm.handle.call(core.data_path.allocate)
             await core.endpoint.accept(core.data_path.protocol.connection_data())
             core._start(core.endpoint.peer_private_data)
+        except BaseException as error:
+            await close_after(cm, error)
+            raise
         return core
 
     def _start(self, peer_data: bytes) -> None:

@@ -24,7 +24,7 @@ from aiordma.verbs.request_chain import RequestChain
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-    from aiordma._native._lib import Bytes, IbvQp, IbvQpInitAttr, QpCell
+    from aiordma._native._lib import Bytes, IbvQp, IbvQpCap, IbvQpInitAttr, QpCell
 
 NO_IMMEDIATE = -1
 
@@ -68,26 +68,26 @@ class QueuePair:
     request until the request has completed or the queue pair is destroyed.
     """
 
-    __slots__ = ("_cell", "caps", "element", "number")
+    __slots__ = ("_caps", "_cell", "element", "number")
 
     def __init__(self, pointer: IbvQp, caps: QueuePairCaps) -> None:
         self._cell = ffi.new("struct ibv_qp *[1]", [pointer])
         self.number = pointer.qp_num
         self.element = element_of(pointer.qp_context)
         """The number that asynchronous events of the queue pair contain: `AsyncEvent.element`."""
-        self.caps = caps
+        self._caps: QueuePairCaps | IbvQpCap = caps
 
     @classmethod
-    def unmade(cls, init: IbvQpInitAttr) -> QueuePair:
+    def unmade(cls, init: IbvQpInitAttr, caps: QueuePairCaps) -> QueuePair:
         """Return an object for a queue pair that is made later, with these arguments.
 
-        Until then `pointer` is NULL, and `number` is 0.
+        Until then `pointer` is NULL, `number` is 0, and `caps` are those that are asked for.
         """
         qp = cls.__new__(cls)
         qp._cell = ffi.new("struct ibv_qp *[1]", [ffi.NULL])
         qp.number = 0
         qp.element = element_of(init.qp_context)
-        qp.caps = read_caps(init.cap)
+        qp._caps = caps
         return qp
 
     def note_made(self, init: IbvQpInitAttr) -> None:
@@ -95,7 +95,14 @@ class QueuePair:
         pointer = self.pointer
         if pointer != ffi.NULL:
             self.number = pointer.qp_num
-            self.caps = read_caps(init.cap)
+            self._caps = ffi.new("struct ibv_qp_cap *", init.cap)
+
+    @property
+    def caps(self) -> QueuePairCaps:
+        """The real capacity, which is not less than what was asked for."""
+        if not isinstance(self._caps, QueuePairCaps):
+            self._caps = read_caps(self._caps)
+        return self._caps
 
     @property
     def cell(self) -> QpCell:

@@ -26,7 +26,7 @@ class QueuePairCaps:
     max_inline_data: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: that would make each one several times slower to create
 class QueuePairInit:
     """The arguments of a new queue pair (`struct ibv_qp_init_attr` and `_ex`).
 
@@ -42,8 +42,8 @@ class QueuePairInit:
     sq_sig_all: bool = False
     create_flags: int = 0
 
-    def fill(self, attr: IbvQpInitAttr, qp_type: QpType) -> None:
-        """Write the arguments into a C struct.
+    def fill(self, attr: IbvQpInitAttr, qp_type: int) -> None:
+        """Write the arguments into a C struct. `qp_type`: the type if `self.qp_type` is None.
 
         Raises:
             ValueError: a queue is closed.

@@ -118,8 +118,8 @@ MISTAKES = [
     Mistake(
         "a cancelled connect() leaves its id behind",
         "aiordma/cm/base_id.py",
-        "        if not isinstance(exc, Exception):\n            self._cm.abort()\n",
-        "        if not isinstance(exc, Exception):\n",
+        "    if not isinstance(error, Exception):\n        cm.abort()\n",
+        "    if not isinstance(error, Exception):\n",
     ),
     Mistake(
         "an abort does not wake the tasks that wait for a stream",

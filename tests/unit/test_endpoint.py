@@ -318,12 +318,12 @@ MESSAGES, STREAMS = "aiordma.messages.message_data_path", "aiordma.streams.strea
 STEPS = [
     f"{MESSAGES}.BusyPoll",
     f"{MESSAGES}.SendQueue",
-    f"{MESSAGES}.MemoryWindows",
+    f"{MESSAGES}.Operations",
     f"{MESSAGES}.Receiver",
     f"{STREAMS}.BusyPoll",
     f"{STREAMS}.SendQueue",
     f"{STREAMS}.ReceiveRing",
-    "aiordma.qp.endpoint.Keepalive",
+    "aiordma.qp.endpoint.FirstMessage",
 ]
 
 

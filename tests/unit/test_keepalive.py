@@ -164,6 +164,7 @@ async def test_a_send_just_after_a_message_is_unanswered_for_at_most_two_checks(
 async def next_check(end: Connection) -> None:
     """Wait until the keepalive has just made a check."""
     keepalive = end._endpoint._keepalive
+    assert keepalive is not None
     timer = keepalive._timer
     while keepalive._timer is timer:
         await loops.sleep(0.01)
@@ -325,6 +326,7 @@ async def test_a_loop_that_was_stalled_first_reads_what_has_arrived(
     """Some loops run timers before they look at file descriptors, as libuv does."""
     async with connected(simulation, WATCHED) as (near, _):
         keepalive = near._endpoint._keepalive
+        assert keepalive is not None
         for _ in range(20):
             loops.block(10 * TIMEOUT)
             assert keepalive._timer is not None

@@ -25,6 +25,7 @@ from aiordma.verbs.queue_pair_init import read_caps
 E = CmEventType
 RAW_GID = bytes(range(1, 17))
 untyped_ffi: Any = ffi
+NONE, OTHERS = lib.AIORDMA_NO_PARAMETERS, lib.AIORDMA_CONNECTION_PARAMETERS + 1
 
 
 def distinct(kind: type[Any], **given: object) -> Any:
@@ -214,25 +215,36 @@ def test_a_failed_completion_has_no_flags_and_raises_when_it_is_checked() -> Non
     assert (caught.value.status, caught.value.vendor_err) == (status, 0x81)
 
 
-def copied_event(kind: CmEventType, **fields: int) -> Any:
+def copied_event(kind: CmEventType, parameters: int = OTHERS, **fields: int) -> Any:
     copy: Any = ffi.new("struct aiordma_cm_event *")
-    copy.event = kind
+    copy.event, copy.parameters = kind, parameters
     for name, value in fields.items():
         setattr(copy, name, value)
     return copy
 
 
-def test_an_event_is_read_from_c() -> None:
-    numbers: dict[str, Any] = dict.fromkeys(field.name for field in dataclasses.fields(CmEvent))
-    for name in ("type", "error", "private_data", "ah_attr"):
-        del numbers[name]
-    numbers = {name: number for number, name in enumerate(numbers, 3)}
-    numbers |= {"id": 1 << 47, "arg": 1 << 63 | 1, "qp_num": 0xABCDEF, "status": -7}
-    copy = copied_event(E.CONNECT_REQUEST, **numbers, private_data_len=5)
+CONNECTION_NUMBERS = (
+    "responder_resources", "initiator_depth", "flow_control", "retry_count", "rnr_retry_count",
+    "srq", "qp_num",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("parameters", [NONE, lib.AIORDMA_CONNECTION_PARAMETERS, OTHERS])
+def test_an_event_is_read_from_c(parameters: int) -> None:
+    numbers: dict[str, Any] = {"id": 1 << 47, "listen_id": 3, "status": -7}
+    if parameters == OTHERS:
+        numbers |= {"arg": 1 << 63 | 1, "qp_num": 0xABCDEF, "qkey": 4, "context": 5}
+    elif parameters != NONE:
+        numbers |= {name: number for number, name in enumerate(CONNECTION_NUMBERS, 6)}
+    copy = copied_event(E.CONNECT_REQUEST, parameters, **numbers, private_data_len=5)
     ffi.memmove(copy.private_data, b"hello, and no more", 18)
     event = read_event(copy)
-    assert event == CmEvent(E.CONNECT_REQUEST, **numbers, private_data=b"hello")
+    data = b"" if parameters == NONE else b"hello"
+    assert event == CmEvent(E.CONNECT_REQUEST, **numbers, private_data=data)
     assert str(event) == "RDMA_CM_EVENT_CONNECT_REQUEST"
+
+
+def test_the_name_of_an_unknown_event_has_its_number() -> None:
     unknown = read_event(copied_event(CmEventType(1000)))
     assert unknown.type.name == "UNKNOWN_1000"
     assert str(unknown)
