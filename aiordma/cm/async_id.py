@@ -70,8 +70,7 @@ class AsyncCmId(BaseCmId):
         dispatcher = await CmDispatcher.of(loop)
         dispatcher.acquire()
         try:
-            handle = IdHandle(loop, dispatcher.create_id(port_space))
-            return cls(handle, dispatcher, CmState.IDLE, None)
+            return create_id(dispatcher, port_space)
         finally:
             dispatcher.release()
 
@@ -97,8 +96,8 @@ class AsyncCmId(BaseCmId):
             if step.call is not None:
                 self._state.call_failed(step.call, before, expected)
             raise
-        if step.calls is None:
-            self._note_reply(step)
+        if step.calls is None and step.call is CmCall.ACCEPT:
+            self._note_reply()
         if not is_done():
             self._check_idle()
             await self._wait(is_done)
@@ -117,8 +116,8 @@ class AsyncCmId(BaseCmId):
             return calls.have_ended and is_done()
 
         def on_end() -> None:
-            if not calls.have_failed:
-                self._note_reply(step)
+            if step.call is CmCall.ACCEPT and not calls.have_failed:
+                self._note_reply()
             if is_over():
                 self._changed.wake_all()
 
@@ -145,8 +144,8 @@ class AsyncCmId(BaseCmId):
         finally:
             self._is_awaited = None
 
-    def _note_reply(self, step: Step) -> None:
-        if step.call is CmCall.ACCEPT and self.on_replied is not None:
+    def _note_reply(self) -> None:
+        if self.on_replied is not None:
             self.on_replied()
 
     def _check_idle(self) -> None:
@@ -273,3 +272,9 @@ class AsyncCmId(BaseCmId):
     def _leave(self) -> None:
         self._dispatcher.forget(self.handle.cm_id)
         super()._leave()
+
+
+def create_id(dispatcher: CmDispatcher, port_space: PortSpace) -> AsyncCmId:
+    """Make an id as AsyncCmId.create() does. The caller has a reference to the dispatcher."""
+    handle = IdHandle(dispatcher.loop, dispatcher.create_id(port_space))
+    return AsyncCmId(handle, dispatcher, CmState.IDLE, None)

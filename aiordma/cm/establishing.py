@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from aiordma.cm import AsyncCmId, close_after
+from aiordma.cm.async_id import create_id
 from aiordma.cm.resolving import is_loopback, resolve_host, try_addresses
 from aiordma.dispatch import CmDispatcher
 from aiordma.enums import IdOption
@@ -50,7 +51,9 @@ async def establish(
                 while True:
                     attempts -= 1
                     try:
-                        return await finish(await _resolve(address, source, options))
+                        cm = create_id(dispatcher, options.port_space)
+                        await _resolve(cm, address, source, options)
+                        return await finish(cm)
                     except VerbsError as error:
                         # On iWARP, rdma_cm has chosen a port that a TCP socket uses.
                         if error.errno != errno.EADDRINUSE or not attempts:
@@ -68,9 +71,11 @@ async def establish(
 
 
 async def _resolve(
-    destination: SocketAddress, source: SocketAddress | None, options: ConnectionOptions
-) -> AsyncCmId:
-    cm = await AsyncCmId.create(options.port_space)
+    cm: AsyncCmId,
+    destination: SocketAddress,
+    source: SocketAddress | None,
+    options: ConnectionOptions,
+) -> None:
     try:
         _set_options(cm, options)
         if source is not None:
@@ -79,7 +84,6 @@ async def _resolve(
     except BaseException as error:
         await close_after(cm, error)
         raise
-    return cm
 
 
 def _set_options(cm: AsyncCmId, options: ConnectionOptions) -> None:

@@ -36,7 +36,8 @@ class CmDispatcher:
     """
 
     def __init__(self, loop: Loop) -> None:
-        self._loop = loop
+        self.loop = loop
+        """The loop that reads the events."""
         self._channel = EventChannel()
         # Until forget(). No WeakValueDictionary: it makes Python calls for each event.
         self._handlers: dict[int, ReferenceType[CmEventHandler]] = {}
@@ -101,8 +102,8 @@ class CmDispatcher:
         self._channel.close()
 
     def _unregister(self) -> None:
-        if _dispatchers.get(self._loop) is self:
-            del _dispatchers[self._loop]
+        if _dispatchers.get(self.loop) is self:
+            del _dispatchers[self.loop]
 
     # --- the channel that ids share ---
 
@@ -154,7 +155,7 @@ class CmDispatcher:
             reader.stop()
             channel.release()
 
-        reader = ChannelReader(self._loop, channel, partial(self._dispatch_from, channel), fail)
+        reader = ChannelReader(self.loop, channel, partial(self._dispatch_from, channel), fail)
         channel.acquire()
         return stop
 
