@@ -33,14 +33,7 @@ class IdCallQueue:
 
     def run(self, call: Callable[[], None]) -> None:
         """Make a call that does not block: now, or in the thread of the last call under way."""
-
-        def start() -> None:
-            try:
-                call()
-            finally:
-                self._jobs.ended()
-
-        self._jobs.add(start)
+        self._jobs.run(call)
 
     def submit_last(self, start: Callable[[], None]) -> None:
         """Call `start`, in any thread. No call begins after that. Callable from any thread."""

@@ -210,6 +210,19 @@ class SerialJobs:
 
         self.add(lambda: pool.submit(run))
 
+    def run(self, job: Callable[[], None]) -> None:
+        """Run `job`, which does not block, after all earlier jobs: now, if there are none.
+
+        An exception of the job is only logged. In a forked child the job is dropped.
+        """
+
+        def start() -> None:
+            if not is_forked_child():
+                _run_job(job)
+            self.ended()
+
+        self.add(start)
+
     def add(self, start: Callable[[], None]) -> None:
         """Call `start` when all earlier jobs have ended: now, or in the thread of the last one.
 

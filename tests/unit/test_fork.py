@@ -68,7 +68,8 @@ def check_jobs():
     in_child(is_forked)
     code = "from aiordma.loop import is_forked_child; assert not is_forked_child()"
     subprocess.run([sys.executable, "-c", code], check=True)
-    for submit in (worker_pool.submit, blocking_pool.submit, SerialJobs().submit):
+    jobs = SerialJobs()
+    for submit in (worker_pool.submit, blocking_pool.submit, SerialJobs().submit, jobs.run):
         submit(lambda: os._exit(1))
     assert threading.active_count() == 1
     assert not worker_pool._jobs and not blocking_pool._jobs

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -446,6 +447,22 @@ async def test_a_disconnect_that_fails_leaves_it_to_the_peer(simulation: Simulat
         states.append(active.state)
         assert states == [S.DISCONNECTING, S.DISCONNECTED]
     assert active.local_address == passive.peer_address
+
+
+@pytest.mark.parametrize("is_synchronous", [False, True])
+async def test_only_a_disconnect_that_can_block_is_made_by_another_thread(
+    simulation: Simulation, is_synchronous: bool
+) -> None:
+    threads: list[int] = []
+    calls = simulation.world.calls
+    calls.hooks["rdma_disconnect"] = lambda: threads.append(threading.get_ident())
+    async with connected(simulation) as (active, _):
+        disconnecting = await active.migrate(None) if is_synchronous else active
+        disconnecting.start_disconnect()
+        await loops.sleep(1)
+        await disconnecting.aclose()
+    blocks = is_synchronous or simulation.near.is_iwarp
+    assert [thread != threading.get_ident() for thread in threads] == [blocks]
 
 
 async def test_a_completion_before_the_queue_is_armed_is_found(simulation: Simulation) -> None:

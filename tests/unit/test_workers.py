@@ -317,6 +317,22 @@ def test_serial_jobs_without_a_thread_run_where_they_can() -> None:
     assert order[2:] == ["in the pool", "after it"]
 
 
+def test_a_serial_job_that_does_not_block_runs_at_once_or_after_the_one_before(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    jobs, order, queue = SerialJobs(), list[str](), Jobs()
+    pool: Any = SimpleNamespace(submit=queue.append)
+    jobs.run(lambda: order.append("at once"))
+    jobs.run(fail)
+    assert (order, "no memory for the job" in caplog.text) == (["at once"], True)
+    jobs.submit(lambda: order.append("in the pool"), pool)
+    jobs.run(lambda: order.append("after it"))
+    jobs.submit(lambda: order.append("last"), pool)
+    queue.pop()()
+    queue.pop()()
+    assert order[1:] == ["in the pool", "after it", "last"]
+
+
 def fail() -> None:
     raise MemoryError("no memory for the job")
 
