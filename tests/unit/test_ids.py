@@ -449,10 +449,8 @@ async def test_a_disconnect_that_fails_leaves_it_to_the_peer(simulation: Simulat
     assert active.local_address == passive.peer_address
 
 
-@pytest.mark.parametrize("is_synchronous", [False, True])
-async def test_only_a_disconnect_that_can_block_is_made_by_another_thread(
-    simulation: Simulation, is_synchronous: bool
-) -> None:
+async def is_made_elsewhere(simulation: Simulation, is_synchronous: bool) -> bool:
+    """Disconnect an id. Return True if another thread makes the call."""
     threads: list[int] = []
     calls = simulation.world.calls
     calls.hooks["rdma_disconnect"] = lambda: threads.append(threading.get_ident())
@@ -461,8 +459,21 @@ async def test_only_a_disconnect_that_can_block_is_made_by_another_thread(
         disconnecting.start_disconnect()
         await loops.sleep(1)
         await disconnecting.aclose()
-    blocks = is_synchronous or simulation.near.is_iwarp
-    assert [thread != threading.get_ident() for thread in threads] == [blocks]
+    (thread,) = threads
+    return thread != threading.get_ident()
+
+
+@pytest.mark.transport("IB")
+@pytest.mark.parametrize("is_synchronous", [False, True])
+async def test_the_disconnect_of_a_synchronous_id_is_made_by_another_thread(
+    simulation: Simulation, is_synchronous: bool
+) -> None:
+    assert await is_made_elsewhere(simulation, is_synchronous) is is_synchronous
+
+
+@pytest.mark.transport("IWARP")
+async def test_a_disconnect_on_iwarp_is_made_by_another_thread(simulation: Simulation) -> None:
+    assert await is_made_elsewhere(simulation, is_synchronous=False)
 
 
 async def test_a_completion_before_the_queue_is_armed_is_found(simulation: Simulation) -> None:
