@@ -433,10 +433,13 @@ class Connection(Registrar, AbortingContextManagerMixin):
 
     def __del__(self) -> None:
         endpoint = getattr(self, "_endpoint", None)
-        if endpoint is not None and not endpoint.released:
+        if endpoint is None:
+            return
+        if not endpoint.released:
             name = repr(self)
             endpoint.abandon()
             warnings.warn(f"unclosed {name}", ResourceWarning, source=self, stacklevel=2)
+        endpoint.drop(endpoint.data_path.unlink)
 
     def __repr__(self) -> str:
         host, port = self.peer_address

@@ -379,3 +379,9 @@ class MessageDataPath:
                 self.receiver.abandon()
             else:
                 self.receiver.copy_out()
+
+    def unlink(self) -> None:
+        """Remove the references from the core to these objects: nobody uses them any more."""
+        self.sends.core.unlink()
+        self.sends.post_list = None
+        self.receiver.queue.unlink()

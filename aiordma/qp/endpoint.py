@@ -98,6 +98,9 @@ class Endpoint(Generic[D_co]):
         self.closed_here = False
         """True if this side has closed the connection."""
         self._is_complete = False
+        self._is_destroyed = False
+        self._unlink: Callable[[], None] | None = None
+        """Called when everything is destroyed: see drop()."""
         self._has_begun = False
         self._flush_timer: Deadline | None = None
         self._failure_timer: Deadline | None = None
@@ -461,3 +464,22 @@ class Endpoint(Generic[D_co]):
         if self._keepalive is not None:
             self._keepalive.stop()
         self.data_path.release()
+        self._is_destroyed = True
+        self._unlink_if_destroyed()
+
+    def drop(self, unlink: Callable[[], None]) -> None:
+        """Call `unlink` when everything is destroyed: the user has dropped the connection.
+
+        Callable from any thread. The objects of a connection refer to each other. Without this they
+        would stay until the garbage collector finds them.
+        """
+        self._unlink = unlink
+        self._unlink_if_destroyed()
+
+    def _unlink_if_destroyed(self) -> None:
+        unlink = self._unlink
+        if self._is_destroyed and unlink is not None:
+            self._unlink = None
+            unlink()
+            del self.data_path, self._first_message
+            self._keepalive = None

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import gc
+import weakref
 from typing import Any
 from unittest import mock
 from unittest.mock import Mock
@@ -356,3 +358,33 @@ async def connect_id(simulation: Simulation) -> None:
     """Connect an id, which needs no data path."""
     async with await resolved(simulation) as cm_id:
         await ids.connect(cm_id, Script(settings()).peer.pack())
+
+
+# --- a connection that nobody uses any more ---
+
+
+@pytest.mark.parametrize("is_dropped_first", [False, True])
+async def test_a_connection_is_freed_without_the_garbage_collector(
+    simulation: Simulation, is_dropped_first: bool
+) -> None:
+    async with aiordma.listen(simulation.far.host, PORT) as listener:
+        accepting = loops.create_task(listener.accept())
+        near = await aiordma.connect(simulation.far.host, PORT)
+        far = await accepting
+        del accepting
+        await near.send(b"message")
+        assert await far.recv() == b"message"
+        endpoints = [weakref.ref(end._endpoint) for end in (near, far)]
+        gc.disable()
+        try:
+            if is_dropped_first:
+                near.abort()
+                far.abort()
+            else:
+                await near.aclose()
+                await far.aclose()
+            del near, far
+            await loops.sleep(1)
+            assert [endpoint() for endpoint in endpoints] == [None, None]
+        finally:
+            gc.enable()

@@ -302,6 +302,14 @@ static PyObject *receive_queue_next(PyObject *self, PyObject *owner)
 	return make_attempt(&kind, self, NULL, owner, queue->slow_next, queue->checkpoints);
 }
 
+/* The functions are methods of an object that refers to this one. */
+static PyObject *receive_queue_unlink(PyObject *self, PyObject *unused)
+{
+	Py_CLEAR(((struct receive_queue *)self)->slow_recv);
+	Py_CLEAR(((struct receive_queue *)self)->slow_next);
+	Py_RETURN_NONE;
+}
+
 static PyObject *receive_queue_set_slow(PyObject *self, PyObject *args)
 {
 	struct receive_queue *queue = (struct receive_queue *)self;
@@ -405,6 +413,8 @@ static PyMethodDef receive_queue_methods[] = {
 	{ "set_slow", receive_queue_set_slow, METH_VARARGS,
 	  "set_slow(recv, next): have the awaitables of recv() and next() await these if they "
 	  "cannot take a message at once." },
+	{ "unlink", receive_queue_unlink, METH_NOARGS,
+	  "Drop the functions of Python: nobody uses the queue any more." },
 	{ "set_parking", receive_queue_set_parking, METH_VARARGS,
 	  "set_parking(make_future, policy): have recv() and next() await a future themselves if "
 	  "may_park. The AdaptivePolling `policy` notes how long. None: they do not." },

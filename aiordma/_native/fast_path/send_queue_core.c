@@ -413,6 +413,21 @@ static PyObject *send_queue_core_send(PyObject *self, PyObject *const *args, Py_
 	return NULL;
 }
 
+/* The functions are methods of objects that refer to this one. */
+static PyObject *send_queue_core_unlink(PyObject *self, PyObject *unused)
+{
+	struct send_queue_core *core = (struct send_queue_core *)self;
+
+	Py_CLEAR(core->finish_transfer);
+	Py_CLEAR(core->on_abandoned);
+	Py_CLEAR(core->slow_send);
+	Py_CLEAR(core->slow_read);
+	Py_CLEAR(core->slow_write);
+	Py_CLEAR(core->should_batch);
+	Py_CLEAR(core->on_rd_atomic_credit);
+	Py_RETURN_NONE;
+}
+
 static PyObject *send_queue_core_set_slow(PyObject *self, PyObject *slow)
 {
 	replace(&((struct send_queue_core *)self)->slow_send, slow);
@@ -949,6 +964,8 @@ static PyMethodDef send_queue_core_methods[] = {
 	  "send(owner, data): return an awaitable that posts a small message, or awaits the "
 	  "`send(data)` of set_slow(); `send(data, errno)` if posting has failed. It keeps `owner` "
 	  "alive." },
+	{ "unlink", send_queue_core_unlink, METH_NOARGS,
+	  "Drop the functions of Python: nobody uses the queue any more." },
 	{ "set_slow", send_queue_core_set_slow, METH_O,
 	  "set_slow(send): have the awaitables of send() await this if they cannot post at once." },
 	{ "read", (PyCFunction)(void (*)(void))send_queue_core_read, METH_FASTCALL,
