@@ -381,7 +381,7 @@ class MessageDataPath:
                 self.receiver.copy_out()
 
     def unlink(self) -> None:
-        """Remove the references from the core to these objects: nobody uses them any more."""
+        """Remove the references from the core to these objects, which have no user any more."""
         self.sends.core.unlink()
         self.sends.post_list = None
         self.receiver.queue.unlink()

@@ -360,7 +360,7 @@ async def connect_id(simulation: Simulation) -> None:
         await ids.connect(cm_id, Script(settings()).peer.pack())
 
 
-# --- a connection that nobody uses any more ---
+# --- a connection without a user ---
 
 
 @pytest.mark.parametrize("is_dropped_first", [False, True])

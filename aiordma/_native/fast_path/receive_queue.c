@@ -414,7 +414,7 @@ static PyMethodDef receive_queue_methods[] = {
 	  "set_slow(recv, next): have the awaitables of recv() and next() await these if they "
 	  "cannot take a message at once." },
 	{ "unlink", receive_queue_unlink, METH_NOARGS,
-	  "Drop the functions of Python: nobody uses the queue any more." },
+	  "Drop the functions of Python: the queue has no user any more." },
 	{ "set_parking", receive_queue_set_parking, METH_VARARGS,
 	  "set_parking(make_future, policy): have recv() and next() await a future themselves if "
 	  "may_park. The AdaptivePolling `policy` notes how long. None: they do not." },

@@ -965,7 +965,7 @@ static PyMethodDef send_queue_core_methods[] = {
 	  "`send(data)` of set_slow(); `send(data, errno)` if posting has failed. It keeps `owner` "
 	  "alive." },
 	{ "unlink", send_queue_core_unlink, METH_NOARGS,
-	  "Drop the functions of Python: nobody uses the queue any more." },
+	  "Drop the functions of Python: the queue has no user any more." },
 	{ "set_slow", send_queue_core_set_slow, METH_O,
 	  "set_slow(send): have the awaitables of send() await this if they cannot post at once." },
 	{ "read", (PyCFunction)(void (*)(void))send_queue_core_read, METH_FASTCALL,
