@@ -479,7 +479,7 @@ class Endpoint(Generic[D_co]):
     def _unlink_if_destroyed(self) -> None:
         unlink = self._unlink
         if self._is_destroyed and unlink is not None:
-            self._unlink = None
             unlink()
-            del self.data_path, self._first_message
-            self._keepalive = None
+            self._keepalive = self._unlink = None
+            for name in ("data_path", "_first_message"):
+                vars(self).pop(name, None)  # the loop and a thread that drops can both be here
