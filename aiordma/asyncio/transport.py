@@ -233,12 +233,11 @@ class StreamTransport(asyncio.Transport):
         if self._lost or self._closing or self._cannot_send:
             return  # as asyncio transports, a closed transport ignores writes
         if not self._buffer.size:
-            posted = self._fast_path.send(data)
+            posted = self._fast_path.send(data)  # it takes `bytes` only
             if posted > 0:
-                memory = memoryview(data)
-                if posted == memory.nbytes:
+                data = memoryview(data)[posted:]
+                if not data:
                     return
-                data = memory.cast("B")[posted:]
         with memoryview(data) as view, byte_view(view) as memory:
             if not memory.nbytes:
                 return
