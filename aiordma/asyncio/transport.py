@@ -63,15 +63,12 @@ class StreamTransport(asyncio.Transport):
         self._context = contextvars.copy_context()
         self._buffer = WriteBuffer(self._report)
         # Set when bytes have arrived or the stream has changed; then a new one takes its place.
-        self._wakeup = InlineFuture(loop, self._on_wakeup, self._context)
+        self._wakeup = self._make_wakeup()
         # True if the stream has changed otherwise than by bytes that have arrived.
         self._has_changed = False
         # True from begin() to the end of the received data, or to close().
-        self._wants_data = False
-        self._paused = False
-        # True if received data is passed to the protocol. Set by _set_reading(): each read checks
-        # it three times.
         self._reading = False
+        self._paused = False
         self._eof_wanted = False
         self._eof_sent = False
         self._cannot_send = False
@@ -88,8 +85,7 @@ class StreamTransport(asyncio.Transport):
 
     def begin(self) -> None:
         """Call the protocol's connection_made(), and start reading."""
-        self._wants_data = True
-        self._set_reading()
+        self._reading = True
         self.core.on_change = self._schedule
         try:
             self._protocol.connection_made(self)
@@ -110,6 +106,9 @@ class StreamTransport(asyncio.Transport):
 
     # --- changes of the stream ---
 
+    def _make_wakeup(self) -> InlineFuture:
+        return InlineFuture(self._loop, self._on_wakeup, self._context)
+
     def _schedule(self) -> None:
         """Read and write soon: after the completions that are processed now, if any.
 
@@ -120,27 +119,26 @@ class StreamTransport(asyncio.Transport):
 
     def wait_for_bytes(self) -> None:
         """Have the next bytes that arrive wake the transport, if it reads."""
-        if self._reading:
+        if self.is_reading():
             self._fast_path.waiter = self._wakeup
 
     def _on_wakeup(self, _: object) -> None:
         """Read and write. Called when bytes have arrived, or the stream has changed."""
-        self._wakeup = InlineFuture(self._loop, self._on_wakeup, self._context)
+        self._wakeup = self._make_wakeup()
         if self._has_changed:
             self._has_changed = False
             self._read_and_write()
-        elif self._reading and self._inbound.available:
+        elif self._inbound.available and self.is_reading():
             self._read()
-        if self._reading:
-            if self._inbound.available:
-                wake(self._wakeup)
-            self._fast_path.waiter = self._wakeup
+        if self._inbound.available and self.is_reading():
+            wake(self._wakeup)
+        self.wait_for_bytes()
 
     def _read_and_write(self) -> None:
         """Read bytes, the end or an error, and write, as far as the stream allows it now."""
-        if self._reading and self._receiver.is_readable():
+        if self.is_reading() and self._receiver.is_readable():
             self._read()
-            if self._reading and self._receiver.is_readable():
+            if self.is_reading() and self._receiver.is_readable():
                 self._schedule()
         buffer = self._buffer
         if not self._lost and (buffer.size or buffer.paused or self._eof_wanted or self._closing):
@@ -152,10 +150,7 @@ class StreamTransport(asyncio.Transport):
 
     def is_reading(self) -> bool:
         """Return True if received data is passed to the protocol."""
-        return self._reading
-
-    def _set_reading(self) -> None:
-        self._reading = self._wants_data and not self._paused and not self._lost
+        return self._reading and not self._paused and not self._lost
 
     def pause_reading(self) -> None:
         """Pass no data to the protocol until resume_reading(). Idempotent.
@@ -163,13 +158,11 @@ class StreamTransport(asyncio.Transport):
         The peer must stop sending when the receive buffer is full.
         """
         self._paused = True
-        self._set_reading()
 
     def resume_reading(self) -> None:
         """Pass data to the protocol again after pause_reading(). Idempotent."""
         if self._paused:
             self._paused = False
-            self._set_reading()
             self._schedule()
 
     def take(self, limit: int) -> bytes | None:
@@ -177,20 +170,12 @@ class StreamTransport(asyncio.Transport):
 
         Poll for them if that pays. None: there are none, or the transport does not read now.
         """
-        return self._fast_path.read(limit) if self._reading else None
+        return self._fast_path.read(limit) if self.is_reading() else None
 
     def _read(self) -> None:
         try:
             reader = self._buffered_reader
-            if reader is not None:
-                count = self._read_into(reader)
-            else:
-                data = self._fast_path.read(MAX_READ) if self._inbound.available else None
-                if data is None:  # the end or an error
-                    data = self._receiver.read(MAX_READ)
-                count = len(data)
-                if count:
-                    self._protocol.data_received(data)
+            count = self._read_bytes() if reader is None else self._read_into(reader)
         except RdmaError as error:
             self._lose(error)
             return
@@ -199,6 +184,14 @@ class StreamTransport(asyncio.Transport):
             return
         if not count:
             self._end_reading()
+
+    def _read_bytes(self) -> int:
+        data = self._fast_path.read(MAX_READ) if self._inbound.available else None
+        if data is None:  # the end or an error
+            data = self._receiver.read(MAX_READ)
+        if data:
+            self._protocol.data_received(data)
+        return len(data)
 
     def _read_into(self, protocol: asyncio.BufferedProtocol) -> int:
         buffer = protocol.get_buffer(-1)
@@ -211,7 +204,7 @@ class StreamTransport(asyncio.Transport):
         return count
 
     def _end_reading(self) -> None:
-        self._wants_data = self._reading = False
+        self._reading = False
         try:
             keeps_open = self._protocol.eof_received()
         except Exception as error:
@@ -233,7 +226,7 @@ class StreamTransport(asyncio.Transport):
         if self._lost or self._closing or self._cannot_send:
             return  # as asyncio transports, a closed transport ignores writes
         if not self._buffer.size:
-            posted = self._fast_path.send(data)  # it takes `bytes` only
+            posted = self._fast_path.send(data)
             if posted > 0:
                 data = memoryview(data)[posted:]
                 if not data:
@@ -305,7 +298,7 @@ class StreamTransport(asyncio.Transport):
         """
         self._cannot_send = True
         self._buffer.clear()
-        if self._reading and self._receiver.is_readable():
+        if self.is_reading() and self._receiver.is_readable():
             self._schedule()
         else:
             self._lose(error)
@@ -324,7 +317,7 @@ class StreamTransport(asyncio.Transport):
         if self._closing or self._lost:
             return
         self._closing = True
-        self._wants_data = self._reading = False
+        self._reading = False
         if not self._buffer.size:
             self._start_closing()
 
@@ -368,13 +361,11 @@ class StreamTransport(asyncio.Transport):
         if not self._lost:
             self._loop.call_soon(self._end, error)
         self._lost = True
-        self._reading = False
 
     def _end(self, error: Exception | None) -> None:
         if self._ended:
             return
         self._ended = self._lost = True
-        self._reading = False
         self.core.on_change = _ignore_change
         self._fast_path.waiter = None
         self._wakeup = InlineFuture(self._loop)  # without a reference to this object

@@ -10,7 +10,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Generic, TypeVar
 
-from aiordma.cm import AsyncCmId
+from aiordma.cm import AsyncCmId, close_after
 from aiordma.cm.handshakes import PEER_ERRORS, Failure, Handshakes, ListenerStats
 from aiordma.cm.occasional_log import OccasionalLog
 from aiordma.errors import BusyError, ConnectError, LocalClosed, RdmaError
@@ -79,7 +79,7 @@ class BaseRequest:
     def _handshake(self) -> Handshake:
         """Return a context manager in whose block the request is accepted.
 
-        The id is closed if that takes too long.
+        The id is closed if that fails, or takes too long.
 
         Raises:
             ConnectError: the peer did not confirm in time.
@@ -104,10 +104,11 @@ class BaseRequest:
 
 
 class Handshake:
-    """The context manager of a request's handshake, which limits its time."""
+    """The context manager of a request's handshake. It limits its time, and closes a failed id."""
 
     def __init__(self, request: BaseRequest, cm: AsyncCmId, seconds: float) -> None:
         self._request = request
+        self._cm = cm
         self._seconds = seconds
         self._deadline = Deadline(cm.loop, seconds, cm.abort)
 
@@ -123,7 +124,9 @@ class Handshake:
         self._deadline.cancel()
         if exc is None:
             self._request.confirmed()
-        elif isinstance(exc, LocalClosed) and self._deadline.expired:
+            return
+        await close_after(self._cm, exc)
+        if isinstance(exc, LocalClosed) and self._deadline.expired:
             peer = format_address(self._request.peer_address)
             raise ConnectError(f"{peer} did not confirm within {self._seconds:g} s") from exc
 

@@ -44,9 +44,7 @@ class IdState:
     def on_event(self, event: CmEvent) -> None:
         """Move to the state that `event` leads to, and store the event."""
         before = self.current
-        self.current = after_event(before, event.type)
-        if self._is_closed:  # as in move()
-            self.current = CmState.CLOSED
+        self.move(after_event(before, event.type))
         self.event = event
         if event.type in _ANSWERS:
             self.established = event

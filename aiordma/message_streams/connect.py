@@ -57,13 +57,9 @@ class MessageRequest(BaseRequest):
             await close_after(self._cm, error)
             raise
         async with self._handshake():
-            try:
-                peer, user_data = Hello.unpack(self._private_data)
-                endpoint = message_endpoint(self._cm, self._options.connection_options())
-                await endpoint.accept(data)
-            except BaseException as error:
-                await close_after(self._cm, error)
-                raise
+            peer, user_data = Hello.unpack(self._private_data)
+            endpoint = message_endpoint(self._cm, self._options.connection_options())
+            await endpoint.accept(data)
         return MessageStream(endpoint, peer, user_data, self._options)
 
     async def reject(self, private_data: bytes = b"") -> None:

@@ -127,12 +127,8 @@ class ConnectRequest(BaseRequest):
             await close_after(self._cm, error)
             raise
         async with self._handshake():
-            try:
-                endpoint = message_endpoint(self._cm, options, receives)
-                await endpoint.accept(private_data)
-            except BaseException as error:
-                await close_after(self._cm, error)
-                raise
+            endpoint = message_endpoint(self._cm, options, receives)
+            await endpoint.accept(private_data)
         return Connection(endpoint)
 
     async def reject(self, private_data: bytes = b"") -> None:
