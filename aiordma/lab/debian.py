@@ -25,6 +25,10 @@ __all__ = ["VERSION_FILE", "Package", "download", "has_newer", "same_source", "u
 KERNEL = "linux-image-amd64"
 VERSION_FILE = "version"
 
+# The programs that build modules. Those of a later version may build them too, and the later
+# version is often there first: Debian signs the kernel after it has built everything.
+_KBUILD = "linux-kbuild-"
+
 # A machine with soft RDMA devices does not use these files; they are more than half of the kernel.
 _EXCLUDED = (
     "kernel/sound",
@@ -111,7 +115,8 @@ def _unpack(scratch: Path, wanted: Sequence[Package]) -> str:
 def same_source(package: str) -> list[Package]:
     """Return a package, and the packages that it depends on and that have its version.
 
-    They are built from the same source. The package itself is the last one.
+    They are built from the same source. The package itself is the last one. The programs that
+    build modules belong to the source too, and may have a later version.
 
     Raises: LabError if apt does not have the package.
     """
@@ -121,7 +126,8 @@ def same_source(package: str) -> list[Package]:
         found = _with_dependencies(package)
     if not found:
         raise LabError(f"apt has no package {package}")
-    return [one for one in found if one.version == found[-1].version]
+    version = found[-1].version
+    return [one for one in found if one.version == version or one.name.startswith(_KBUILD)]
 
 
 def _with_dependencies(package: str) -> list[Package]:

@@ -202,6 +202,14 @@ Inst linux-modules-7.2.13+deb14-amd64 (7.2.13-1 Debian:unstable [amd64])
 Inst linux-image-7.2.13+deb14-amd64 (7.2.13-1 Debian:unstable [amd64])
 Inst linux-image-amd64 (7.2.13-1 Debian:unstable [amd64])
 """
+# Debian publishes the programs that build modules before the kernel, which waits for its signature.
+HEADERS = """
+Inst gcc-12 (12.2.0-14+deb12u1 Debian:12.15/oldstable [amd64])
+Inst linux-compiler-gcc-12-x86 (6.1.192-3 Debian-Security:12/oldstable-security [amd64])
+Inst linux-headers-6.1.0-56-common (6.1.192-2 Debian-Security:12/oldstable-security [all])
+Inst linux-kbuild-6.1 (6.1.192-3 Debian-Security:12/oldstable-security [amd64])
+Inst linux-headers-6.1.0-56-amd64 (6.1.192-2 Debian-Security:12/oldstable-security [amd64])
+"""
 
 
 def make_apt(directory: Path, monkeypatch: pytest.MonkeyPatch, prints: str) -> None:
@@ -224,6 +232,18 @@ def test_the_packages_of_a_kernel_are_those_of_its_version(
     assert {one.version for one in found} in ({"6.1.192-2"}, {"7.2.13-1"})
     with pytest.raises(LabError, match=r"^apt has no package linux-source$"):
         debian.same_source("linux-source")
+
+
+def test_headers_come_with_the_programs_of_a_later_version(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_apt(tmp_path, monkeypatch, HEADERS)
+    found = {one.name: one.version for one in debian.same_source("linux-image-amd64")}
+    assert found == {
+        "linux-headers-6.1.0-56-common": "6.1.192-2",
+        "linux-kbuild-6.1": "6.1.192-3",
+        "linux-headers-6.1.0-56-amd64": "6.1.192-2",
+    }
 
 
 @pytest.mark.parametrize(
