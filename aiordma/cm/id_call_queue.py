@@ -62,7 +62,9 @@ class IdCallQueue:
 
         def end() -> None:
             self.channel_lock.release()
-            self._jobs.ended()
-            on_end()
+            try:
+                self._jobs.ended()  # a Ctrl-C can interrupt the job that it runs
+            finally:
+                on_end()
 
         self._jobs.add(start)

@@ -213,13 +213,19 @@ class SerialJobs:
     def run(self, job: Callable[[], None]) -> None:
         """Run `job`, which does not block, after all earlier jobs: now, if there are none.
 
-        An exception of the job is only logged. In a forked child the job is dropped.
+        An error of the job is only logged. In a forked child the job is dropped.
+
+        Raises: KeyboardInterrupt, if the job runs now and is interrupted. It has ended then, too.
         """
 
         def start() -> None:
-            if not is_forked_child():
-                _run_job(job)
-            self.ended()
+            try:
+                if not is_forked_child():
+                    job()
+            except Exception:
+                logger.exception("a job failed")
+            finally:
+                self.ended()
 
         self.add(start)
 

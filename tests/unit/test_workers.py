@@ -333,6 +333,18 @@ def test_a_serial_job_that_does_not_block_runs_at_once_or_after_the_one_before(
     assert order[1:] == ["in the pool", "after it", "last"]
 
 
+def test_ctrl_c_interrupts_a_serial_job_that_runs_at_once() -> None:
+    jobs, order = SerialJobs(), list[str]()
+
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        jobs.run(interrupted)
+    jobs.run(lambda: order.append("the next one"))
+    assert order == ["the next one"]
+
+
 def fail() -> None:
     raise MemoryError("no memory for the job")
 
