@@ -13,7 +13,7 @@ from aiordma.dispatch.call_reader import CallReader
 from aiordma.dispatch.channel_reader import ChannelReader
 from aiordma.dispatch.connect_turns import ConnectTurns
 from aiordma.enums import CmEventType, PortSpace
-from aiordma.errors import VerbsError
+from aiordma.errors import DeviceRemoved, VerbsError
 from aiordma.loop import Loop, refuse_forked_child, run_in_worker, worker_pool
 from aiordma.rdmacm import CmEvent, CmId, DeviceReference, EventChannel, OwnChannel
 
@@ -42,6 +42,8 @@ class CmDispatcher:
         # Until forget(). No WeakValueDictionary: it makes Python calls for each event.
         self._handlers: dict[int, ReferenceType[CmEventHandler]] = {}
         self._users = 0
+        self._error: VerbsError | None = None
+        """The error with which the channel failed. None: it works."""
         self.connect_turns = ConnectTurns(loop)
         """The turns of the tasks that connect."""
         self._reader = ChannelReader(loop, self._channel, self._dispatch, self._fail)
@@ -112,7 +114,10 @@ class CmDispatcher:
 
         Raises:
             VerbsError: see CmId.create.
+            DeviceRemoved: the channel has failed, so no event of the id would be read.
         """
+        if self._error is not None:
+            raise DeviceRemoved(f"the rdma_cm event channel failed: {self._error}")
         return CmId.create(self._channel, port_space)
 
     def migrate_id(self, cm_id: CmId) -> None:
@@ -137,6 +142,7 @@ class CmDispatcher:
     def _fail(self, error: VerbsError) -> None:
         """Fail all ids, because the channel cannot be read any more."""
         logger.error("the rdma_cm event channel failed, and all its ids with it: %s", error)
+        self._error = error
         self._unregister()
         for address in list(self._handlers):
             self._reader.dispatch_safely(_removal(address, error))

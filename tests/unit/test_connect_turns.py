@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import errno
+import os
+
 import loops
 import pytest
 from simulator import Simulation
 from simulator.pairs import PORT
 
 import aiordma
-from aiordma import Connection
+from aiordma import Connection, DeviceRemoved
+from aiordma.cm import AsyncCmId
 from aiordma.dispatch.connect_turns import CONNECTS_AT_ONCE, TURN_SECONDS, ConnectTurns
 from aiordma.loop import running_loop
 
@@ -64,6 +68,23 @@ async def test_cancelled_and_failed_connects_keep_no_turn(simulation: Simulation
         connecting = loops.create_task(aiordma.connect(host, PORT))
         async with await listener.accept(), await connecting:
             pass
+
+
+async def test_a_failed_channel_ends_the_connects_that_wait_for_a_turn(
+    simulation: Simulation,
+) -> None:
+    """The failed channel reports no event. So they do not begin on it."""
+    host = simulation.far.host
+    async with aiordma.listen(host, PORT), await AsyncCmId.create() as other:
+        tasks = [
+            loops.create_task(aiordma.connect(host, PORT)) for _ in range(CONNECTS_AT_ONCE + MORE)
+        ]
+        await loops.until(lambda: begun(simulation) >= CONNECTS_AT_ONCE, "the turns to be taken")
+        simulation.cm.fail_channels(simulation.cm.id_of(other).channel)
+        for task in tasks:
+            with pytest.raises(DeviceRemoved, match=os.strerror(errno.EACCES)):
+                await task
+        assert begun(simulation) == CONNECTS_AT_ONCE
 
 
 async def test_a_turn_ends_once(simulation: Simulation) -> None:
