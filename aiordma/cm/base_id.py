@@ -511,9 +511,10 @@ class BaseCmId(AsyncContextManagerMixin, ABC):
             VerbsError: EADDRINUSE or EADDRNOTAVAIL (in use), EMFILE (listening needs a descriptor).
             BusyError: a call on the id is under way.
         """
+        requests = self._own_requests()  # before a thread that reads events can need it
         self._state.call(CmCall.LISTEN, lambda: self._listen(backlog))
         self._has_listened = True
-        self._own_requests().backlog = backlog if 0 < backlog < MAX_BACKLOG else MAX_BACKLOG
+        requests.backlog = backlog if 0 < backlog < MAX_BACKLOG else MAX_BACKLOG
 
     def _listen(self, backlog: int) -> None:
         self.handle.cm_id.listen(backlog)
@@ -781,17 +782,21 @@ class BaseCmId(AsyncContextManagerMixin, ABC):
         The call can block on iWARP, and on a synchronous id. Then another thread makes it.
         """
         state = after_call(self._state.current, CmCall.DISCONNECT)
-        if state is None or self.handle.cm_id.is_datagram:
+        try:
+            if state is None or self.handle.cm_id.is_datagram:
+                return
+            is_iwarp = self.device().is_iwarp
+        except (LocalClosed, ValueError):  # another thread has just abandoned the id
             return
         self._state.move(state)
-        if self.handle.calls.reader is None:
-            self.handle.submit(self._disconnect)
-        elif not self.device().is_iwarp:
-            self.handle.run(self._disconnect)
-        else:
-            calls = IdCalls(self.handle.cm_id)
+        calls = self._new_calls() if is_iwarp else None
+        if calls is not None:
             calls.disconnect()
             self.handle.submit_calls(calls)
+        elif is_iwarp or self.handle.calls.reader is None:
+            self.handle.submit(self._disconnect)
+        else:
+            self.handle.run(self._disconnect)
 
     def abort(self) -> None:
         """Close at once: waiters get LocalClosed, everything is destroyed in the background.

@@ -435,11 +435,13 @@ class Connection(Registrar, AbortingContextManagerMixin):
         endpoint = getattr(self, "_endpoint", None)
         if endpoint is None:
             return
-        if not endpoint.released:
+        is_unclosed = not endpoint.released
+        if is_unclosed:
             name = repr(self)
             endpoint.abandon()
-            warnings.warn(f"unclosed {name}", ResourceWarning, source=self, stacklevel=2)
         endpoint.drop(endpoint.data_path.unlink)
+        if is_unclosed:  # the warning can be an exception
+            warnings.warn(f"unclosed {name}", ResourceWarning, source=self, stacklevel=2)
 
     def __repr__(self) -> str:
         host, port = self.peer_address

@@ -351,12 +351,16 @@ class Endpoint(Generic[D_co]):
         self._changed.wake_all()
 
     def _disconnected(self) -> None:
+        if self._is_destroyed:  # it took many iterations of the loop to drain a busy queue
+            return
         self.fail(PeerClosed(self._peer_closed()))
         if not self.data_path.counts_flushes:
             self._all_received()
 
     def fail(self, cause: RdmaError) -> None:
-        """End the connection. The first cause is kept."""
+        """End the connection. The first cause is kept. Do nothing if it is destroyed already."""
+        if self._is_destroyed:
+            return
         if self._end is None:
             logger.debug("connection ended: %r", cause)
             self._end = cause
@@ -369,6 +373,8 @@ class Endpoint(Generic[D_co]):
 
     def _all_received(self) -> None:
         """Notify the receivers of the end: all messages that ever arrived were taken."""
+        if self._is_destroyed:
+            return
         if self.device.is_iwarp:
             ran_out = isinstance(self._end, PeerClosed) and self.data_path.ran_out_of_receives
             if ran_out and self._drain_timer is None:
@@ -446,6 +452,8 @@ class Endpoint(Generic[D_co]):
 
     def abort(self) -> None:
         """End the connection at once, and destroy everything in the background. Idempotent."""
+        if self._is_destroyed:
+            return
         self._start_closing()
         self.data_path.wake()  # no completion will wake the waiting tasks
         self.cm.abort()

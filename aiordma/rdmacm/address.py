@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import struct
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from aiordma._native import ffi
@@ -79,20 +80,18 @@ def read_sockaddr(pointer: Sockaddr) -> SocketAddress | None:
 class IdAddresses:
     """Copies of the two addresses of an id, which can be read when the id is destroyed.
 
-    They are converted each time they are asked for: most connections are never asked.
+    They are converted when they are first asked for: most connections are never asked.
     """
-
-    __slots__ = ("_copy",)
 
     def __init__(self, addresses: RouteAddr) -> None:
         self._copy = ffi.new("struct rdma_addr *", addresses)
 
-    @property
+    @cached_property
     def local(self) -> tuple[str, int]:
         """`(host, port)` of this side; `("", 0)` before the id is bound to an address."""
         return _pair(read_sockaddr(ffi.addressof(self._copy[0], "src_addr")))
 
-    @property
+    @cached_property
     def peer(self) -> tuple[str, int]:
         """`(host, port)` of the peer; `("", 0)` before it is known."""
         return _pair(read_sockaddr(ffi.addressof(self._copy[0], "dst_addr")))

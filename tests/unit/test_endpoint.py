@@ -26,12 +26,13 @@ from aiordma import (
     AccessFlags,
     ConnectionOptions,
     DeviceRemoved,
+    LocalClosed,
     PeerClosed,
     ProtocolError,
     Rejected,
     VerbsError,
 )
-from aiordma.cm import CmState
+from aiordma.cm import AsyncCmId, CmState
 from aiordma.dispatch import loop_device
 from aiordma.enums import CmEventType
 from aiordma.loop import running_loop
@@ -388,3 +389,35 @@ async def test_a_connection_is_freed_without_the_garbage_collector(
             assert [endpoint() for endpoint in endpoints] == [None, None]
         finally:
             gc.enable()
+
+
+async def test_what_comes_after_a_connection_is_destroyed_changes_nothing(
+    simulation: Simulation,
+) -> None:
+    """A busy queue can be drained, and a task be closed, when the connection is freed already."""
+    async with aiordma.listen(simulation.far.host, PORT) as listener:
+        accepting = loops.create_task(listener.accept())
+        near = await aiordma.connect(simulation.far.host, PORT)
+        endpoint = near._endpoint
+        await (await accepting).aclose()
+        await near.aclose()
+        del near
+        await loops.sleep(1)
+        assert "data_path" not in vars(endpoint)
+        endpoint._disconnected()
+        endpoint._all_received()
+        endpoint.fail(PeerClosed("late"))
+        endpoint.abort()
+        await endpoint.aclose()
+
+
+async def test_an_id_that_another_thread_closes_meanwhile_is_not_disconnected(
+    simulation: Simulation,
+) -> None:
+    """The garbage collector runs in any thread, and there it closes a connection without a user."""
+    async with connected(simulation) as pair:
+        cm, disconnects = pair.near.connection._endpoint.cm, simulation.world.calls.counts
+        for error in (LocalClosed("closed"), ValueError("the id is closed")):
+            with mock.patch.object(AsyncCmId, "device", Mock(side_effect=error)):
+                cm.start_disconnect()
+        assert (cm.state, disconnects["rdma_disconnect"]) == (CmState.CONNECTED, 0)

@@ -86,16 +86,19 @@ static int attempt_traverse(PyObject *self, visitproc visit, void *arg)
 static void abandon_transfer(struct attempt *attempt)
 {
 	struct transfer *transfer = attempt->transfer;
-	PyObject *type, *value, *traceback, *result;
+	PyObject *type, *value, *traceback, *call = NULL, *result;
 
 	attempt->transfer = NULL;
-	if (transfer->core && (transfer->is_read || transfer->error)) {
+	if (transfer->core && (transfer->is_read || transfer->error))
+		call = transfer->core->on_abandoned; /* NULL: the connection is unlinked */
+	if (call) {
 		PyErr_Fetch(&type, &value, &traceback);
-		result = PyObject_CallFunctionObjArgs(transfer->core->on_abandoned,
-						      (PyObject *)transfer, NULL);
+		Py_INCREF(call);
+		result = PyObject_CallFunctionObjArgs(call, (PyObject *)transfer, NULL);
 		if (!result)
 			PyErr_WriteUnraisable((PyObject *)attempt_type);
 		Py_XDECREF(result);
+		Py_DECREF(call);
 		PyErr_Restore(type, value, traceback);
 	}
 	Py_DECREF((PyObject *)transfer);
