@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from aiordma._native import fast_path
+from aiordma.enums import WrOpcode
+from aiordma.verbs.queue_pair import NO_IMMEDIATE
 
 
 async def refuse(data: object, error: int = -1) -> Any:
@@ -25,10 +27,16 @@ def send_now(core: fast_path.SendQueueCore, data: object) -> int:
 
 def reasons_to_wait(core: fast_path.SendQueueCore) -> Iterator[None]:
     """Bring about each reason why the fast path posts nothing, one after the other."""
+
+    def batch() -> None:
+        core.start_batching()
+        core.batch(None, WrOpcode.RDMA_WRITE, (1, 1, 1), (1, 1), NO_IMMEDIATE)
+        core.stop_batching()
+
     for begin, end in (
         (core.add_waiter, core.remove_waiter),
         (core.start_batching, core.stop_batching),
-        (core.batched, core.flushed),
+        (batch, core.flush),
         (core.pause, core.resume),
     ):
         begin()

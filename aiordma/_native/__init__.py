@@ -18,6 +18,7 @@ from aiordma._native._lib import ffi, lib
 __all__ = ["BufferExporter", "fast_path", "ffi", "lib"]
 
 fast_path.set_functions(
+    int(ffi.cast("uintptr_t", ffi.addressof(lib, "aiordma_post_send"))),
     int(ffi.cast("uintptr_t", ffi.addressof(lib, "aiordma_post_all"))),
     int(ffi.cast("uintptr_t", ffi.addressof(lib, "aiordma_comp_event"))),
 )

@@ -144,7 +144,8 @@ int aiordma_ah_from_wc(struct ibv_context *context, uint8_t port_num, struct ibv
 		       const char *grh, struct ibv_ah_attr *attr);
 void aiordma_await_posts(void);
 int aiordma_destroy_qp(struct ibv_qp *qp);
-int aiordma_post_all(struct ibv_qp **cell, struct ibv_send_wr *wr);
+int aiordma_post_send(struct ibv_qp *qp, struct ibv_send_wr *first);
+int aiordma_post_all(struct ibv_qp **cell, struct ibv_send_wr *first);
 int aiordma_post_list(struct ibv_qp **cell, uint64_t wr_id, int opcode, struct ibv_sge *segments,
 		      int count, uint32_t flags, int64_t imm, uint64_t remote_addr, uint32_t rkey);
 int aiordma_post_one(struct ibv_qp **cell, uint64_t wr_id, int opcode, uint64_t addr,

@@ -44,18 +44,25 @@ int aiordma_destroy_qp(struct ibv_qp *qp)
 	return ibv_destroy_qp(qp);
 }
 
-/* Post a request and the requests linked to it. The fast path posts transfers with it, too. */
-int aiordma_post_all(struct ibv_qp **cell, struct ibv_send_wr *wr)
+/*
+ * Post a request and the requests linked to it. All sends of the library are posted here. The
+ * caller makes sure that no other thread destroys the queue pair meanwhile. It can be NULL.
+ */
+int aiordma_post_send(struct ibv_qp *qp, struct ibv_send_wr *first)
 {
 	struct ibv_send_wr *bad;
-	struct ibv_qp *qp;
-	int error = EINVAL;
+
+	errno = 0;
+	return qp ? positive(ibv_post_send(qp, first, &bad)) : EINVAL;
+}
+
+/* Do what aiordma_post_send() does, in a thread that does not hold the interpreter's lock. */
+int aiordma_post_all(struct ibv_qp **cell, struct ibv_send_wr *first)
+{
+	int error;
 
 	pthread_rwlock_rdlock(&posting);
-	qp = __atomic_load_n(cell, __ATOMIC_ACQUIRE);
-	errno = 0;
-	if (qp)
-		error = positive(ibv_post_send(qp, wr, &bad));
+	error = aiordma_post_send(__atomic_load_n(cell, __ATOMIC_ACQUIRE), first);
 	pthread_rwlock_unlock(&posting);
 	return error;
 }

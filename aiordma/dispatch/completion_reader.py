@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from aiordma._native import fast_path, ffi
 from aiordma.errors import VerbsError
@@ -16,6 +16,16 @@ if TYPE_CHECKING:
 
 POLL_BATCH = fast_path.BATCH
 """The largest number of completions in a batch. Fewer mean that the queue is empty now."""
+
+
+class CompletionHandler(Protocol):
+    """The handler of a queue pair's completions."""
+
+    def complete(self, number: int, wc: IbvWc) -> None:
+        """Handle the completion of a request. `wc` is overwritten afterwards. Must not block."""
+
+    def device_failed(self, error: VerbsError) -> None:
+        """Fail all requests: the device was removed or failed, and completes nothing any more."""
 
 
 class CompletionReader:

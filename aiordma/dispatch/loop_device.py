@@ -12,11 +12,11 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 from aiordma._native import fast_path
-from aiordma.dispatch.completion_reader import POLL_BATCH, CompletionReader
+from aiordma.dispatch.completion_reader import POLL_BATCH, CompletionHandler, CompletionReader
 from aiordma.dispatch.deferred_arming import DeferredArming
 from aiordma.dispatch.device_events import DeviceSubscription
 from aiordma.dispatch.queue_pair_events import QueuePairEvents
@@ -38,7 +38,6 @@ from aiordma.verbs.offset_guard import offset_guards
 
 if TYPE_CHECKING:
     from aiordma._native._fast_path import ReceiveQueue, SendQueueCore, StreamDataPathCore
-    from aiordma._native._lib import IbvWc
 
 logger = logging.getLogger(__name__)
 
@@ -49,16 +48,6 @@ MAX_BATCHES = 16
 # A wr_id has two parts: above these bits the key of the handler, in them the request's number.
 KEY_SHIFT = fast_path.KEY_SHIFT
 LOW_BITS = (1 << KEY_SHIFT) - 1
-
-
-class CompletionHandler(Protocol):
-    """The handler of a queue pair's completions."""
-
-    def complete(self, number: int, wc: IbvWc) -> None:
-        """Handle the completion of a request. `wc` is overwritten afterwards. Must not block."""
-
-    def device_failed(self, error: VerbsError) -> None:
-        """Fail all requests: the device was removed or failed, and completes nothing any more."""
 
 
 class LoopDevice:
@@ -362,11 +351,17 @@ class LoopDevice:
                 wr_id = wc.wr_id
                 handler = handlers.get(wr_id >> KEY_SHIFT)
                 if handler is not None:
-                    handler.complete(wr_id & LOW_BITS, wc)
+                    try:
+                        handler.complete(wr_id & LOW_BITS, wc)
+                    except Exception:  # the other connections must get theirs
+                        logger.exception("%s: a completion was not handled", self.device.name)
         for key in self._reader.notified():
             on_notified = self._on_notified.get(key)
             if on_notified is not None:  # pragma: no branch - a handler of the batch can detach it
-                on_notified()
+                try:
+                    on_notified()
+                except Exception:  # the other connections must be notified
+                    logger.exception("%s: a connection was not notified", self.device.name)
 
     def _drain_on(self, queue: SharedCompletionQueue, then: Callable[[], None]) -> None:
         if self.is_reading:

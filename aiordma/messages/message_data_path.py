@@ -162,7 +162,7 @@ class MessageDataPath:
         self.receiver.polling.open(dispatcher, busy_poll, self._adaptive_poll)
         core = self.sends.core
         core.set_polling(dispatcher, resources.send_cq.cq.address, busy_poll)
-        self.sends.post_list = PostList(qp, core, dispatcher, self._on_post_error)
+        self.sends.post_list = PostList(core, dispatcher, self._on_post_error)
         resources.watch(qp, self._on_queue_pair_event)
 
     @property

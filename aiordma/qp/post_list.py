@@ -7,17 +7,15 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Protocol
 
+from aiordma._native import fast_path
 from aiordma.enums import WrOpcode
 from aiordma.errors import VerbsError
-from aiordma.loop import after_batch, is_forked_child
-from aiordma.verbs import QueuePair, RequestChain
+from aiordma.loop import after_batch
+from aiordma.verbs import QueuePair
 from aiordma.verbs.queue_pair import NO_IMMEDIATE, Segment
 
 if TYPE_CHECKING:
     from aiordma._native._fast_path import CompletionDispatcher, SendQueueCore
-
-# The most requests in one call. The device can work on these while the next ones are collected.
-MAX_LENGTH = 32
 
 
 class Waiter(Protocol):
@@ -56,7 +54,8 @@ class PostList:
     """The requests of one queue pair that are batched, to be posted in one call.
 
     Requests are batched while other tasks that were woken by the same event still have to run: they
-    might post, too. The SendQueueCore adds its transfers to the same chain.
+    might post, too. The SendQueueCore collects and posts them, its transfers among them. This class
+    decides when, and wakes the waiters of requests that the device refuses.
 
     Nothing else can be posted to the queue pair before flush(): requests complete in the order of
     their numbers. Tasks do not poll meanwhile: they might poll for the completion of a request that
@@ -65,18 +64,14 @@ class PostList:
 
     def __init__(
         self,
-        qp: QueuePair,
         core: SendQueueCore,
         dispatcher: CompletionDispatcher,
         on_error: Callable[[VerbsError], object],
     ) -> None:
         """`on_error` is called with the error if the device refuses a request."""
-        self._qp = qp
         self._core = core
         self._dispatcher = dispatcher
         self._on_error = on_error
-        self._chain: RequestChain | None = None
-        """The requests in C. None: there was none yet."""
         self._waiters: list[Waiter] = []
         self._is_open = False
         self._error: VerbsError | None = None
@@ -92,27 +87,16 @@ class PostList:
             self._core.start_batching()  # small messages must not overtake the batched requests
         return True
 
-    def make_room(self) -> None:
-        """Make room for a request. Called before the request gets its number.
+    def add(self, request: MemoryRequest, waiter: Waiter) -> None:
+        """Add a request on memory in one piece. `waiter` is in flight until it has ended.
 
         Raises:
             VerbsError: as flush().
         """
-        chain = self._chain
-        if chain is None:
-            self._chain = chain = RequestChain(MAX_LENGTH)
-            self._core.set_chain(chain, chain.address)
-        elif chain.is_full:
+        if self._core.unposted == fast_path.MAX_BATCHED:
             self.flush()
-
-    def add(self, request: MemoryRequest, wr_id: int, flags: int, waiter: Waiter) -> None:
-        """Add a request, after make_room(). Its memory must be in one piece."""
-        assert self._chain is not None, "make_room() has made it"
         self._waiters.append(waiter)
-        self._core.batched()
-        self._chain.add(
-            wr_id, request.opcode, request.segments[0], request.remote, flags, request.imm
-        )
+        self._core.batch(waiter, request.opcode, request.segments[0], request.remote, request.imm)
         request.on_post()
 
     def flush(self) -> None:
@@ -128,22 +112,16 @@ class PostList:
         """
         if self._error is not None:
             raise copy.copy(self._error)
-        chain = self._chain
-        # In a forked child the requests belong to the parent process.
-        if chain is not None and chain.count and not is_forked_child():
-            count = chain.count
-            try:
-                self._qp.post_chain(chain)
-            except VerbsError as error:
-                self._fail(error, count)
-                raise
+        error = self._core.flush()
+        if error:
+            self._error = VerbsError(error, "ibv_post_send")
+            self._fail(self._error)
+            raise copy.copy(self._error)
         self._waiters = []
-        self._core.flushed()
 
-    def _fail(self, error: VerbsError, count: int) -> None:
-        self._error = error
+    def _fail(self, error: VerbsError) -> None:
         self._on_error(error)
-        self._core.stop_waiting(count)
+        self._core.stop_waiting(self._core.unposted)
         for waiter in self._waiters:
             waiter.stop_waiting()
 

@@ -211,9 +211,7 @@ class SendQueue:
         if post_list is None or len(request.segments) != 1 or not post_list.is_open():
             self.post(request, operation, is_read=is_read)
             return
-        post_list.make_room()
-        wr_id, flags = self.core.commit(operation, True, is_read)
-        post_list.add(request, wr_id, flags, operation)
+        post_list.add(request, operation)
 
     @property
     def posted(self) -> int:
@@ -251,7 +249,7 @@ class SendQueue:
             VerbsError: the device refused the batched requests.
         """
         core = self.core
-        if core.has_unposted and self.post_list is not None:
+        if core.unposted and self.post_list is not None:
             self.post_list.flush()
         return core.commit(memory, needs_completion, is_read)
 

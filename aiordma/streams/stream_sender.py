@@ -179,7 +179,8 @@ class StreamSender:
     ) -> None:
         """Post a request. `memory` is released when the last request of a message has completed."""
         sends = self._sends
-        sends.try_reserve()
+        has_credit = sends.try_reserve()
+        assert has_credit, "the caller has checked the credits"
         try:
             if memory is not None and is_last:
                 sends.post(post, memory)

@@ -19,8 +19,8 @@ from aiordma import (
     RemoteBuffer,
     WorkRequestError,
 )
+from aiordma.qp.post_list import PostList
 from aiordma.rdmacm import DeviceAddress
-from aiordma.verbs import QueuePair, RequestChain
 
 SIZE = 64 * 1024
 
@@ -185,13 +185,13 @@ async def test_many_tasks_write_read_and_send_at_once(
     """Tasks that one event wakes post their operations together. Each gets its own bytes."""
     tasks, rounds, size = 12, 25, 512
     chains: list[int] = []
-    post_chain = QueuePair.post_chain
+    flush = PostList.flush
 
-    def post(qp: QueuePair, chain: RequestChain) -> None:
-        chains.append(chain.count)
-        post_chain(qp, chain)
+    def count(post_list: PostList) -> None:
+        chains.append(post_list._core.unposted)
+        flush(post_list)
 
-    monkeypatch.setattr(QueuePair, "post_chain", post)
+    monkeypatch.setattr(PostList, "flush", count)
 
     async def work(number: int) -> None:
         mine = slice(number * size, (number + 1) * size)

@@ -136,8 +136,8 @@ MISTAKES = [
     Mistake(
         "a message stream does not return a credit",
         "aiordma/_native/fast_path/eager_path.c",
-        "\tcredits->freed++;\n",
-        "",
+        "\tfree_granted(credits);\n",
+        "\tcredits->granted--;\n",
     ),
     Mistake(
         "the memory of a large message is released before the peer has read it",

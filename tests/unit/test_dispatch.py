@@ -161,6 +161,22 @@ async def test_completions_are_dispatched_to_their_handlers(simulation: Simulati
             rig.loop_device.reserve((1 << 16) + 1)
 
 
+async def test_a_handler_that_raises_keeps_no_other_from_its_completions(
+    simulation: Simulation, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with rig_of(simulation) as rig:
+        notified, rig.handlers[0].complete.side_effect = list[int](), ZeroDivisionError
+        on_notified = {rig.keys[0]: lambda: 1 // 0, rig.keys[1]: lambda: notified.append(1)}
+        with patch.object(rig.loop_device, "_on_notified", on_notified):
+            rig.complete(0, 0, 1)
+            rig.complete(0, 1, 2)
+            rig.loop_device.dispatcher.notified.extend(rig.keys)
+            await loops.sleep(1)
+        assert (rig.numbers, notified) == ([[1], [2]], [1])
+    for text in ("a completion was not handled", "a connection was not notified"):
+        assert f"sim0: {text}" in caplog.text
+
+
 FIRST = POLL_BATCH * loop_device.MAX_BATCHES
 MANY = 12 * FIRST + 5  # each iteration of the loop takes up to three times FIRST
 

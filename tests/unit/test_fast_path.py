@@ -152,7 +152,7 @@ def test_a_refused_request_changes_nothing(verbs: Queues, rig: Rig) -> None:
         -1,
         errno.EINVAL,
     )
-    assert verbs.posted == SLOTS + 1
+    assert verbs.posted == SLOTS + 2  # the last one was the batch of reasons_to_wait()
 
 
 def test_a_completion_completes_all_requests_before_it_once(rig: Rig) -> None:
@@ -224,6 +224,27 @@ def test_completions_for_python_come_in_batches_and_unchanged(verbs: Queues, rig
     rig.complete()
     rig.poll()
     assert (rig.notified, rig.receives.notify) == ([KEY], False)  # once
+
+
+def test_nothing_is_polled_while_a_batch_is_dispatched(verbs: Queues, rig: Rig) -> None:
+    """A second batch would overwrite the completions that Python is reading."""
+    rig.watch()
+
+    def poll_again() -> None:
+        assert verbs.polls == 1
+        with pytest.raises(RuntimeError, match="a batch of completions is being dispatched"):
+            rig.poll()
+        with pytest.raises(RuntimeError, match="a batch of completions is being dispatched"):
+            rig.dispatcher.poll_for(verbs.cq, LONG)
+        assert rig.receives.take_bytes() is None
+        rig.dispatcher.handle_event()
+        assert verbs.polls == 1
+
+    rig.on_take = poll_again
+    verbs.put(1 << 32 | 3)
+    assert (rig.poll(), rig.for_python) == (1, [1 << 32 | 3])
+    rig.on_take = lambda: None
+    assert rig.poll() == 0
 
 
 def test_python_gets_the_first_and_the_last_flushed_receive(verbs: Queues, rig: Rig) -> None:

@@ -25,18 +25,28 @@ from aiordma.enums import SendFlags, WrOpcode
 from aiordma.errors import VerbsError
 from aiordma.loop import future_factory, running_loop
 from aiordma.messages.message_data_path import MessageDataPath
-from aiordma.qp import post_list as post_list_module
-from aiordma.qp.post_list import MAX_LENGTH
-from aiordma.verbs import QueuePair, RequestChain
+from aiordma.verbs import RequestChain
 from aiordma.verbs.queue_pair import SIGNALED
 
 # A loop with checkpoints has no transfers, and its tasks are not woken together.
 pytestmark = pytest.mark.loops("asyncio")
 
 SEND, WRITE, READ = int(WrOpcode.SEND), int(WrOpcode.RDMA_WRITE), int(WrOpcode.RDMA_READ)
+MAX_BATCHED = fast_path.MAX_BATCHED
 LOCAL = AccessFlags.LOCAL_WRITE
 RDMA = LOCAL | AccessFlags.REMOTE_WRITE | AccessFlags.REMOTE_READ
 SIZE = 100
+
+
+class Interrupted:
+    """A SendQueueCore some of whose methods are replaced: Ctrl-C comes before or after a call."""
+
+    def __init__(self, core: fast_path.SendQueueCore, **methods: Callable[..., None]) -> None:
+        self._core = core
+        vars(self).update(methods)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._core, name)
 
 
 class Transfers:
@@ -295,8 +305,11 @@ async def test_a_forked_child_posts_and_takes_nothing(simulation: Simulation) ->
                 t.core.start_transfer(WRITE, t.region, t.remote),
             ]
             results += [path.receiver.queue.take_bytes(), path._ring._post(0)]
+            t.core.start_batching()
+            t.core.batch(t.region, WRITE, (1, 1, 1), (1, 1), -1)
+            results += [t.core.unposted, t.core.flush(), t.core.unposted]
             is_unchanged = (t.near.posts, t.near.receives_posted) == ([], posted)
-            os._exit(42 if results == [-1, None, None, 0] and is_unchanged else 1)
+            os._exit(42 if results == [-1, None, None, 0, 1, 0, 0] and is_unchanged else 1)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 42  # noqa: ASYNC222
         assert await t.connection.recv() == b"hello"
 
@@ -515,13 +528,13 @@ async def test_queued_reads_and_tasks_get_credits_alternately(simulation: Simula
         assert t.near.free == (16, 1)
 
 
-@pytest.mark.parametrize("count", [1, MAX_LENGTH + 2])
+@pytest.mark.parametrize("count", [1, MAX_BATCHED + 2])
 async def test_tasks_woken_together_post_in_one_call(simulation: Simulation, count: int) -> None:
     """A full list is posted before the next one begins."""
-    async with transfers(simulation, depth=4 * MAX_LENGTH) as t:
+    async with transfers(simulation, depth=4 * MAX_BATCHED) as t:
         calls = t.near.calls + count
         tasks = await t.woken(*[t.begin] * count)
-        assert (t.near.calls - calls, t.lengths) == (1 + count // MAX_LENGTH, [SIZE] * count)
+        assert (t.near.calls - calls, t.lengths) == (1 + count // MAX_BATCHED, [SIZE] * count)
         tasks += await t.tasks(WRITE, WRITE)  # no event has woken these: they post at once
         assert len(t.lengths) == count + 2
         await t.finish(*tasks)
@@ -546,7 +559,7 @@ async def test_requests_of_all_kinds_keep_their_order(simulation: Simulation) ->
         )
         assert (t.near.calls - calls, t.lengths) == (2, [1, 2, 4, 5, SIZE])
         assert {post.flags for post in t.near.posts} == {SIGNALED}
-        assert (t.dispatcher.open_post_lists, t.core.batching, t.core.has_unposted) == (0, 0, 0)
+        assert (t.dispatcher.open_post_lists, t.core.batching, t.core.unposted) == (0, 0, 0)
         await t.finish(*tasks)
         assert (t.near.free, t.connection.stats.writes) == ((16, 1), 6 + 3)
         tasks = await t.woken(
@@ -560,10 +573,10 @@ async def test_requests_of_all_kinds_keep_their_order(simulation: Simulation) ->
         await t.finish(*tasks)
 
 
-@pytest.mark.parametrize(("accepted", "count"), [(0, 4), (2, 4), (3, MAX_LENGTH + 2)])
+@pytest.mark.parametrize(("accepted", "count"), [(0, 4), (2, 4), (3, MAX_BATCHED + 2)])
 async def test_a_refused_list_wakes_all(simulation: Simulation, accepted: int, count: int) -> None:
     """The memory of all of them is kept until the queue pair is destroyed."""
-    async with transfers(simulation, depth=4 * MAX_LENGTH) as t:
+    async with transfers(simulation, depth=4 * MAX_BATCHED) as t:
         waiting = loops.create_task(t.connection.recv())
 
         def refuse() -> Awaitable[None]:
@@ -578,7 +591,7 @@ async def test_a_refused_list_wakes_all(simulation: Simulation, accepted: int, c
         assert len(t.lengths) == accepted
         t.near.refuse(0)  # from now on the device would accept it
         await t.fail(errno.ENOMEM, [*tasks, *await t.tasks(SEND), waiting])
-        assert t.uses >= min(count, MAX_LENGTH) - accepted
+        assert t.uses >= min(count, MAX_BATCHED) - accepted
         await t.close(t.uses)
 
 
@@ -586,19 +599,19 @@ async def test_after_a_ctrl_c_while_posting_no_request_is_posted_twice(
     simulation: Simulation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with transfers(simulation) as t:
-        post_chain, posted = QueuePair.post_chain, list[int]()
+        post_list, posted = t.near.sends.post_list, list[int]()
+        assert post_list is not None
 
-        def interrupted(qp: QueuePair, chain: RequestChain) -> None:
-            posted.append(chain.count)
-            post_chain(qp, chain)
+        def interrupted() -> None:
+            posted.append(t.core.unposted)
+            t.core.flush()
             raise CtrlC
 
         def flush() -> None:
-            assert t.near.sends.post_list is not None
             with monkeypatch.context() as patch:
-                patch.setattr(QueuePair, "post_chain", interrupted)
+                patch.setattr(post_list, "_core", Interrupted(t.core, flush=interrupted))
                 with pytest.raises(CtrlC):
-                    t.near.sends.post_list.flush()
+                    post_list.flush()
 
         tasks = await t.woken(t.begin, lambda: t.begin(WRITE, t.region[:2]), flush)
         await t.connection.send(b"x")
@@ -611,34 +624,37 @@ async def test_a_ctrl_c_while_adding_keeps_the_memory(
     simulation: Simulation, monkeypatch: pytest.MonkeyPatch, is_added: bool
 ) -> None:
     async with transfers(simulation) as t:
-        add = RequestChain.add
+        post_list = t.near.sends.post_list
 
-        def interrupted(chain: RequestChain, *arguments: Any) -> None:
+        def interrupted(*arguments: Any) -> None:
             if is_added:
-                add(chain, *arguments)
+                t.core.batch(*arguments)
             raise CtrlC
 
         async def write() -> None:
-            monkeypatch.setattr(RequestChain, "add", interrupted)
-            with pytest.raises(CtrlC):
-                await t.near.data_path.remote.write(t.region, t.remote, -1)
+            with monkeypatch.context() as patch:
+                patch.setattr(post_list, "_core", Interrupted(t.core, batch=interrupted))
+                with pytest.raises(CtrlC):
+                    await t.near.data_path.remote.write(t.region, t.remote, -1)
 
         tasks = await t.woken(write, lambda: None)
         await tasks[0]
         assert len(t.lengths) == is_added
         t.connection.abort()
-        await t.close(1)
+        await t.close(is_added)
 
 
-async def test_a_forked_child_posts_no_list(
-    simulation: Simulation, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with transfers(simulation) as t:
-        monkeypatch.setattr(post_list_module, "is_forked_child", lambda: True)
-        tasks = await t.woken(t.begin, t.begin)
-        assert t.near.posts == []
-        t.connection.abort()
-        await loops.gather(*tasks, return_exceptions=True)
+def test_a_batch_has_a_limit() -> None:
+    core = fast_path.SendQueueCore(64, 16, 0)
+    request: Any = (None, WRITE, (1, 1, 1), (1, 1), -1)
+    with pytest.raises(ValueError, match=r"^the batch is full$"):
+        core.batch(*request)  # there is none before start_batching()
+    core.start_batching()
+    for _ in range(MAX_BATCHED):
+        core.batch(*request)
+    with pytest.raises(ValueError, match=r"^the batch is full$"):
+        core.batch(*request)
+    assert (core.unposted, core.next_number) == (MAX_BATCHED, MAX_BATCHED)
 
 
 def test_a_full_chain_refuses_another_request() -> None:

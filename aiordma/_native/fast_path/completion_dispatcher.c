@@ -122,25 +122,9 @@ static int notify(struct completion_dispatcher *self, uint32_t number)
 static int take_send(struct completion_dispatcher *self, struct dispatch_entry *entry,
 		     const struct ibv_wc *wc)
 {
-	struct send_queue_core *sends = entry->sends;
-	uint32_t number = (uint32_t)wc->wr_id & NUMBER_MASK;
-	struct transfer *transfer;
-
-	complete_sends(sends, number);
 	if (entry->stream)
-		complete_stream_sends(entry->stream, number);
-	if (wc->status != IBV_WC_SUCCESS)
-		return 0;
-	sends->reads_completed += wc->opcode == IBV_WC_RDMA_READ;
-	transfer = find_transfer(&sends->transfers_in_flight, number);
-	if (transfer) {
-		transfer->succeeded = 1;
-		append_transfer(&self->ended,
-				unlink_transfer(&sends->transfers_in_flight, transfer));
-		Py_DECREF((PyObject *)transfer);
-	}
-	return !release_copies(sends, number) && !sends->waiters &&
-	       !(sends->queued_reads.first && sends->rd_atomic_credits > 0);
+		complete_stream_sends(entry->stream, (uint32_t)wc->wr_id & NUMBER_MASK);
+	return complete_request(entry->sends, wc, &self->ended);
 }
 
 /* Handle a completion of a receive that has succeeded. Returns 1, or -1 with an exception. */
@@ -159,7 +143,7 @@ static int take_receive(struct completion_dispatcher *self, struct dispatch_entr
 	};
 
 	Py_INCREF((PyObject *)receives);
-	receives->ring->posted--;
+	complete_receive(receives->ring);
 	result = append_received(receives, &message) ||
 		 collect_waiter(&receives->parking, self->woken);
 	if (!result && receives->notify) {
@@ -195,8 +179,11 @@ static int take_failed_receive(const struct dispatch_entry *entry, const struct 
 	return count_failed_receive(ring, wc->status == IBV_WC_WR_FLUSH_ERR);
 }
 
-/* Handle a batch. Move the completions that are for Python to its beginning. */
-static int handle_batch(struct completion_dispatcher *self, int count)
+/*
+ * Handle a batch. Move the completions that are for Python to its beginning. An exception of one
+ * completion, which is a lack of memory, does not keep the others from being handled.
+ */
+static void handle_batch(struct completion_dispatcher *self, int count, struct failure *failure)
 {
 	int index;
 
@@ -214,11 +201,10 @@ static int handle_batch(struct completion_dispatcher *self, int count)
 			done = wc->wr_id & RECEIVE ? take_receive(self, entry, wc) :
 						     take_send(self, entry, wc);
 		if (done < 0)
-			return -1;
-		if (!done)
+			note_failure(failure);
+		else if (!done)
 			self->batch[self->pending++] = *wc;
 	}
-	return 0;
 }
 
 /* Wake the tasks that wait for what the batch contained. */
@@ -249,8 +235,9 @@ static void wake_all(struct completion_dispatcher *self)
 }
 
 /*
- * Handle a batch of `count` completions, and call on_pending if there is work for Python. Returns 1
- * if a task has work to do now, 0 if none has, or -1 with an exception.
+ * Handle a batch of `count` completions. Python code runs after all of them were handled, and
+ * cannot poll before the last function has returned. Call on_pending if there is work for Python.
+ * Returns 1 if a task has work to do now, 0 if none has, or -1 with an exception.
  */
 int take_batch(struct completion_dispatcher *self, int count)
 {
@@ -260,9 +247,9 @@ int take_batch(struct completion_dispatcher *self, int count)
 	if (count > 0) {
 		self->took_some = 1;
 		self->unarmed_iterations = 0;
-		if (handle_batch(self, count))
-			return -1;
+		handle_batch(self, count, &failure);
 	}
+	self->is_dispatching = 1;
 	notified = self->ended.first != NULL || PyList_Size(self->woken) > 0;
 	end_transfers(&self->ended);
 	note_failure(&failure);
@@ -274,12 +261,21 @@ int take_batch(struct completion_dispatcher *self, int count)
 		note_failure(&failure);
 		self->pending = 0;
 	}
+	self->is_dispatching = 0;
 	return restore_failure(&failure) ? -1 : notified;
 }
 
 static PyObject *count_or_error(struct completion_dispatcher *self, int count)
 {
 	return take_batch(self, count) < 0 ? NULL : PyLong_FromLong(count);
+}
+
+/* Return 1 with RuntimeError if the batch is in use. */
+static int refuses_to_poll(const struct completion_dispatcher *self)
+{
+	if (self->is_dispatching)
+		PyErr_SetString(PyExc_RuntimeError, "a batch of completions is being dispatched");
+	return self->is_dispatching;
 }
 
 static struct ibv_cq *cq_of(PyObject *address)
@@ -294,6 +290,8 @@ static PyObject *completion_dispatcher_poll(PyObject *self, PyObject *address)
 
 	if (PyErr_Occurred())
 		return NULL;
+	if (refuses_to_poll(dispatcher))
+		return NULL;
 	if (!cq)
 		return PyLong_FromLong(0);
 	return count_or_error(dispatcher, ibv_poll_cq(cq, BATCH, dispatcher->batch));
@@ -305,6 +303,8 @@ static PyObject *completion_dispatcher_poll_for(PyObject *self, PyObject *args)
 	unsigned long long address, nanoseconds;
 
 	if (!PyArg_ParseTuple(args, "KK", &address, &nanoseconds))
+		return NULL;
+	if (refuses_to_poll(dispatcher))
 		return NULL;
 	if (!address)
 		return PyLong_FromLong(0);

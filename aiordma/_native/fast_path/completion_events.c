@@ -37,6 +37,8 @@ static int take_and_wake(struct completion_dispatcher *self, struct polled_queue
 	struct failure failure = { NULL, NULL, NULL };
 	int started, count = 0;
 
+	if (self->is_dispatching)
+		return 0;
 	if (self->is_reading && queue->cq)
 		count = ibv_poll_cq(queue->cq, BATCH, self->batch);
 	if (!count && !has_work(self))

@@ -149,10 +149,9 @@ static int post_eager(struct eager_path *path, const void *data, Py_ssize_t leng
 	unsigned int returned;
 	int posted;
 
-	if (length > path->eager_limit)
+	if (length > path->eager_limit || !take_credit(credits))
 		return 0;
 	returned = return_credits(credits);
-	credits->credits--;
 	put(header, header_of(KIND_EAGER, returned, 1));
 	put(header + HEADER_SIZE, length);
 	posted = try_post_message(path->sends, &wire, error);
@@ -160,7 +159,7 @@ static int post_eager(struct eager_path *path, const void *data, Py_ssize_t leng
 		path->messages_sent++;
 		path->bytes_sent += length;
 	} else {
-		credits->credits++;
+		put_back_credit(credits);
 		take_back_credits(credits, returned);
 	}
 	return posted;
@@ -317,8 +316,7 @@ static int try_recv(PyObject *self, PyObject *unused, PyObject **result, int *er
 	if (!*result)
 		return -1;
 	add_credits(credits, returned_by(get(wire)));
-	credits->granted--;
-	credits->freed++;
+	free_granted(credits);
 	drop_oldest_and_repost(path->queue);
 	path->messages_received++;
 	path->bytes_received += nbytes;

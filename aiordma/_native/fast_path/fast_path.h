@@ -45,6 +45,8 @@
 #include <string.h>
 #include <structmember.h>
 
+#include "../work_requests.h"
+
 /*
  * A wr_id has two halves. The upper one is the key of the queue pair. The lower one is the number
  * of a send request, or RECEIVE and the slot of a receive.
@@ -59,11 +61,14 @@
  * and other tasks wait while a task polls.
  */
 #define LOOP_BUDGET_NS 1000000
+/* The most requests in a batch. The device can work on these while the next ones are collected. */
+#define MAX_BATCHED 32
 
 extern int is_forked_child;
 
 /* Functions of the module _lib, which is a library of its own: aiordma_post_all(), ... */
-extern int (*post_all)(struct ibv_qp **cell, struct ibv_send_wr *wr);
+extern int (*post_send)(struct ibv_qp *qp, struct ibv_send_wr *first);
+extern int (*post_all)(struct ibv_qp **cell, struct ibv_send_wr *first);
 extern int (*comp_event)(struct ibv_comp_channel *channel, struct ibv_cq **cq);
 
 extern PyType_Spec send_queue_core_spec, receive_ring_spec, receive_queue_spec,
@@ -81,7 +86,6 @@ struct send_queue_core;
 struct receive_queue;
 struct stream_data_path;
 struct transfer;
-struct aiordma_chain;
 
 /* A linked list of transfers. The list has a reference to each of them. */
 struct transfers {
@@ -111,9 +115,10 @@ struct completion_dispatcher {
 	PyObject *on_failure; /* called with an errno and the name of the function that failed */
 	PyObject *on_full;    /* called with a PolledQueue that might have more than a batch */
 	struct ibv_comp_channel *channel; /* valid while `is_reading` */
-	PyObject *on_wait; /* called to arm queues before the loop waits; NULL, None: at once */
-	char has_unarmed;  /* a queue was left unarmed until the loop waits */
-	char took_some;	   /* the last batch had completions */
+	PyObject *on_wait;   /* called to arm queues before the loop waits; NULL, None: at once */
+	char is_dispatching; /* the batch is in use: nothing can be polled */
+	char has_unarmed;    /* a queue was left unarmed until the loop waits */
+	char took_some;	     /* the last batch had completions */
 	int unarmed_iterations; /* iterations of the loop since the last completion */
 	char is_reading;
 	struct transfers ended;	 /* transfers whose waiters are not woken yet */
@@ -237,7 +242,7 @@ struct message {
 
 /*
  * The state of one send queue. Only the functions of send_queue_core.c and start_transfer.c change
- * it.
+ * it, and poll_within_budget() the state of its polling.
  */
 struct send_queue_core {
 	PyObject_HEAD struct ibv_qp **qp;
@@ -275,17 +280,15 @@ struct send_queue_core {
 	PyObject *pd;		       /* the protection domain of usable memory */
 	PyObject *should_batch;	       /* returns true if requests are batched now */
 	PyObject *on_rd_atomic_credit; /* called when credits are free and other waiters exist */
-	PyObject *chain_keeper;
-	struct aiordma_chain *chain; /* the batched requests */
-	long long rd_atomic_credits; /* reads and atomics that can start */
+	struct aiordma_chain chain;    /* the batched requests: post nothing else before them */
+	long long rd_atomic_credits;   /* reads and atomics that can start */
 	int rd_atomic_waiters; /* tasks that wait for such a credit, apart from `queued_reads` */
 	char waiters_first;    /* those tasks got credits before `queued_reads` the last time */
 	int read_access;       /* access flags that the target of a read needs */
 	unsigned int max_message_size;
-	char batching;	     /* requests are batched now */
-	char has_unposted;   /* batched requests wait to be posted: post nothing else before them */
-	PyObject *slow_send; /* makes the coroutine that sends what send() cannot, or NULL */
-	PyObject *slow_read; /* the same for read() */
+	char batching;	       /* requests are batched now */
+	PyObject *slow_send;   /* makes the coroutine that sends what send() cannot, or NULL */
+	PyObject *slow_read;   /* the same for read() */
 	PyObject *slow_write;  /* the same for write() */
 	PyObject *checkpoints; /* see make_attempt() */
 	unsigned long long reads, bytes_read, writes, bytes_written, rd_atomic_waits;
@@ -299,8 +302,14 @@ void commit_copy(struct send_queue_core *core, struct ibv_send_wr *wr, uint64_t 
 void roll_back_requests(struct send_queue_core *core, struct send_queue_mark mark);
 int post_requests(struct send_queue_core *core, struct ibv_send_wr *first, int is_large);
 int try_post_message(struct send_queue_core *core, const struct message *message, int *error);
-void complete_sends(struct send_queue_core *core, unsigned int number);
-int release_copies(struct send_queue_core *core, unsigned int number);
+int complete_request(struct send_queue_core *core, const struct ibv_wc *wc,
+		     struct transfers *ended);
+
+/* Return true if requests can be posted at all: there is a queue pair, which is this process's. */
+static inline int is_usable(const struct send_queue_core *core)
+{
+	return core->is_open && core->qp && *core->qp && !is_forked_child;
+}
 
 /* --- reference_count.c --- */
 
@@ -312,6 +321,7 @@ struct reference_count {
 	char closed;
 };
 
+void acquire_reference(struct reference_count *references);
 int release_reference(struct reference_count *references);
 
 /* --- transfer.c --- */
@@ -352,7 +362,6 @@ void clear_transfers(struct transfers *list);
 int stop_waiting(struct transfer *transfer);
 int release_transfer(struct transfer *transfer);
 int release_transfers(struct transfers *list);
-int end_transfers(struct transfers *list);
 
 /* --- start_transfer.c --- */
 
@@ -361,6 +370,8 @@ int try_transfer(struct send_queue_core *core, int opcode, PyObject *memory, PyO
 		 PyObject **transfer);
 int stop_waiting_for(struct send_queue_core *core, unsigned int count, int error);
 int grant_rd_atomic_credits(struct send_queue_core *core);
+int end_transfers(struct transfers *list);
+int withdraw_read(struct transfer *transfer);
 int prepare_starting(PyObject *module);
 
 /* --- receive_ring.c --- */
@@ -381,6 +392,7 @@ struct receive_ring {
 };
 
 int post_slot(struct receive_ring *ring, int slot);
+void complete_receive(struct receive_ring *ring);
 int count_failed_receive(struct receive_ring *ring, int is_flush);
 
 /* --- receive_queue.c --- */
@@ -431,6 +443,9 @@ struct message_credits {
 };
 
 int is_credit_update_due(const struct message_credits *credits);
+int take_credit(struct message_credits *credits);
+void put_back_credit(struct message_credits *credits);
+void free_granted(struct message_credits *credits);
 int add_credits(struct message_credits *credits, unsigned int returned);
 unsigned int return_credits(struct message_credits *credits);
 void take_back_credits(struct message_credits *credits, unsigned int returned);
@@ -529,6 +544,8 @@ unsigned int outbound_credits(const struct outbound *self);
 unsigned int outbound_room(const struct outbound *self);
 const struct remote_segment *outbound_update(struct outbound *self, unsigned int total);
 struct remote_segment outbound_use(struct outbound *self, unsigned int nbytes);
+int outbound_take_control(struct outbound *self);
+void outbound_release_control(struct outbound *self);
 
 struct send_ring {
 	PyObject_HEAD uint64_t size;
@@ -537,6 +554,7 @@ struct send_ring {
 };
 
 uint64_t reserve_space(struct send_ring *ring, uint64_t nbytes, uint64_t *start);
+void release_space(struct send_ring *ring, uint64_t nbytes);
 
 /* A message that is posted and not known to have completed. */
 struct stream_request {

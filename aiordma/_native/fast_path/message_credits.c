@@ -19,6 +19,28 @@ int is_credit_update_due(const struct message_credits *credits)
 	return 2 * credits->freed >= credits->window;
 }
 
+/* Take a credit to post a wire message. Returns 0 if there is none. */
+int take_credit(struct message_credits *credits)
+{
+	if (!credits->credits)
+		return 0;
+	credits->credits--;
+	return 1;
+}
+
+/* Undo take_credit(): the wire message was not posted. */
+void put_back_credit(struct message_credits *credits)
+{
+	credits->credits++;
+}
+
+/* Note that the peer has used a credit, and that the receive buffer is free again. */
+void free_granted(struct message_credits *credits)
+{
+	credits->granted--;
+	credits->freed++;
+}
+
 /* Take credits that the peer has returned. Returns 0 if it has too many. */
 int add_credits(struct message_credits *credits, unsigned int returned)
 {
@@ -47,14 +69,10 @@ void take_back_credits(struct message_credits *credits, unsigned int returned)
 
 static PyObject *message_credits_take(PyObject *self, PyObject *unused)
 {
-	struct message_credits *credits = (struct message_credits *)self;
-
-	if (!credits->credits) {
-		PyErr_SetString(PyExc_ValueError, "there is no credit");
-		return NULL;
-	}
-	credits->credits--;
-	Py_RETURN_NONE;
+	if (take_credit((struct message_credits *)self))
+		Py_RETURN_NONE;
+	PyErr_SetString(PyExc_ValueError, "there is no credit");
+	return NULL;
 }
 
 static PyObject *message_credits_add(PyObject *self, PyObject *argument)

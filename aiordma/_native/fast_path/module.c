@@ -2,7 +2,8 @@
 #include "fast_path.h"
 
 int is_forked_child;
-int (*post_all)(struct ibv_qp **cell, struct ibv_send_wr *wr);
+int (*post_send)(struct ibv_qp *qp, struct ibv_send_wr *first);
+int (*post_all)(struct ibv_qp **cell, struct ibv_send_wr *first);
 int (*comp_event)(struct ibv_comp_channel *channel, struct ibv_cq **cq);
 
 static PyObject *get_is_forked_child(PyObject *module, PyObject *unused)
@@ -18,11 +19,12 @@ static PyObject *note_fork(PyObject *module, PyObject *unused)
 
 static PyObject *set_functions(PyObject *module, PyObject *args)
 {
-	unsigned long long post_address, event_address;
+	unsigned long long post_address, all_address, event_address;
 
-	if (!PyArg_ParseTuple(args, "KK", &post_address, &event_address))
+	if (!PyArg_ParseTuple(args, "KKK", &post_address, &all_address, &event_address))
 		return NULL;
-	post_all = (int (*)(struct ibv_qp **, struct ibv_send_wr *))(uintptr_t)post_address;
+	post_send = (int (*)(struct ibv_qp *, struct ibv_send_wr *))(uintptr_t)post_address;
+	post_all = (int (*)(struct ibv_qp **, struct ibv_send_wr *))(uintptr_t)all_address;
 	comp_event = (int (*)(struct ibv_comp_channel *, struct ibv_cq **))(uintptr_t)event_address;
 	Py_RETURN_NONE;
 }
@@ -33,8 +35,8 @@ static PyMethodDef module_methods[] = {
 	{ "note_fork", note_fork, METH_NOARGS,
 	  "Note that this process is a forked child: post nothing, and take no completions." },
 	{ "set_functions", set_functions, METH_VARARGS,
-	  "set_functions(post_all, comp_event): use the functions aiordma_post_all() and "
-	  "aiordma_comp_event() at these addresses." },
+	  "set_functions(post_send, post_all, comp_event): use the functions aiordma_post_send(), "
+	  "aiordma_post_all() and aiordma_comp_event() at these addresses." },
 	{ "run_with_inline_wakeups", (PyCFunction)(void (*)(void))run_with_inline_wakeups,
 	  METH_FASTCALL,
 	  "run_with_inline_wakeups(callback, *arguments): call it, then run the tasks that it "
@@ -96,6 +98,7 @@ static int add_numbers(PyObject *module)
 	return PyModule_AddIntMacro(module, KEY_SHIFT) ||
 	       PyModule_AddIntMacro(module, NUMBER_MASK) || PyModule_AddIntMacro(module, BATCH) ||
 	       PyModule_AddIntMacro(module, LOOP_BUDGET_NS) ||
+	       PyModule_AddIntMacro(module, MAX_BATCHED) ||
 	       PyModule_AddIntMacro(module, STREAM_TARGETS) ||
 	       PyModule_AddIntMacro(module, STREAM_CONTROLS);
 }

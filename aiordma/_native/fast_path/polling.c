@@ -71,7 +71,7 @@ int poll_within_budget(struct polling *polling, int (*is_ready)(const void *), c
 
 	if (!dispatcher || polling->budget < 0)
 		return 0;
-	if (dispatcher->open_post_lists > 0) {
+	if (dispatcher->open_post_lists > 0 || dispatcher->is_dispatching) {
 		polling->preempted = 1;
 		return 0;
 	}

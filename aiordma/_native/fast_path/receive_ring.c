@@ -92,6 +92,12 @@ int post_slot(struct receive_ring *ring, int slot)
 	return error;
 }
 
+/* Count a receive as completed. */
+void complete_receive(struct receive_ring *ring)
+{
+	ring->posted--;
+}
+
 /*
  * Count a receive that has failed. Returns 1, or 0 if Python must handle it: the first one, which
  * can have the cause of the connection's end, the last one, after which nothing can arrive, each
@@ -103,7 +109,7 @@ int count_failed_receive(struct receive_ring *ring, int is_flush)
 
 	if (is_first || !is_flush || ring->srq || ring->posted <= 1)
 		return 0;
-	ring->posted--;
+	complete_receive(ring);
 	return 1;
 }
 

@@ -36,6 +36,12 @@ static void reference_count_dealloc(PyObject *self)
 	simple_dealloc(self);
 }
 
+/* Add a reference for a request. The caller has checked that the memory is usable. */
+void acquire_reference(struct reference_count *references)
+{
+	references->count++;
+}
+
 static PyObject *reference_count_acquire(PyObject *self, PyObject *pd)
 {
 	struct reference_count *references = (struct reference_count *)self;
@@ -50,7 +56,7 @@ static PyObject *reference_count_acquire(PyObject *self, PyObject *pd)
 						  "or in another protection domain");
 		return NULL;
 	}
-	references->count++;
+	acquire_reference(references);
 	Py_RETURN_NONE;
 }
 

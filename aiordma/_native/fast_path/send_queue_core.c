@@ -50,7 +50,6 @@ static int send_queue_core_traverse(PyObject *self, visitproc visit, void *arg)
 	Py_VISIT(core->pd);
 	Py_VISIT(core->should_batch);
 	Py_VISIT(core->on_rd_atomic_credit);
-	Py_VISIT(core->chain_keeper);
 	Py_VISIT((PyObject *)core->buffers);
 	Py_VISIT(core->refused);
 	for (index = 0; index < core->count_in_flight; index++)
@@ -74,8 +73,6 @@ static int send_queue_core_clear(PyObject *self)
 	Py_CLEAR(core->pd);
 	Py_CLEAR(core->should_batch);
 	Py_CLEAR(core->on_rd_atomic_credit);
-	core->chain = NULL;
-	Py_CLEAR(core->chain_keeper);
 	core->qp = NULL;
 	Py_CLEAR(core->keeper);
 	Py_CLEAR(core->buffers);
@@ -95,6 +92,7 @@ static void send_queue_core_dealloc(PyObject *self)
 	PyObject_GC_UnTrack(self);
 	send_queue_core_clear(self);
 	PyMem_Free(((struct send_queue_core *)self)->in_flight);
+	PyMem_Free(((struct send_queue_core *)self)->chain.links);
 	simple_dealloc(self);
 }
 
@@ -190,7 +188,7 @@ void roll_back_requests(struct send_queue_core *core, struct send_queue_mark mar
 }
 
 /*
- * Post requests that are linked by `next`. All requests of the fast path are posted here.
+ * Post requests that are linked by `next`, and that were committed.
  *
  * A thread that destroys a queue pair sets its cell to NULL with the interpreter's lock held. Small
  * requests are posted with that lock. For large ones it is released, because a soft device might do
@@ -198,13 +196,10 @@ void roll_back_requests(struct send_queue_core *core, struct send_queue_mark mar
  */
 int post_requests(struct send_queue_core *core, struct ibv_send_wr *first, int is_large)
 {
-	struct ibv_send_wr *bad;
 	int error;
 
-	if (!is_large) {
-		errno = 0;
-		return *core->qp ? positive(ibv_post_send(*core->qp, first, &bad)) : EINVAL;
-	}
+	if (!is_large)
+		return post_send(*core->qp, first);
 	Py_BEGIN_ALLOW_THREADS
 	error = post_all(core->qp, first);
 	Py_END_ALLOW_THREADS
@@ -336,11 +331,10 @@ static int post_copy(struct send_queue_core *core, const struct message *message
 	return !*error;
 }
 
-/* Return true if messages can be posted now, apart from credits. */
-static int may_post(const struct send_queue_core *core)
+/* Return true if a message must wait for others: for tasks without a credit, or for a batch. */
+static int must_wait(const struct send_queue_core *core)
 {
-	return core->is_open && !is_forked_child && !core->waiters && !core->batching &&
-	       !core->has_unposted;
+	return core->waiters || core->batching || core->chain.count;
 }
 
 /*
@@ -354,13 +348,13 @@ static inline int post_now(struct send_queue_core *core, const struct message *m
 	int is_inline = nbytes <= core->max_inline &&
 			(!message->header_length || nbytes <= MAX_INLINE_WIRE);
 
-	if (!may_post(core) || (!is_inline && (!core->buffers || nbytes > LARGEST_COPY ||
+	if (must_wait(core) || (!is_inline && (!core->buffers || nbytes > LARGEST_COPY ||
 					       nbytes > core->max_message_size)))
 		return 0;
 	if (core->credits <= 0 && poll_within_budget(&core->polling, has_credit, core))
 		return -1;
 	/* Polling runs callbacks, which might have closed or destroyed the queue. */
-	if (core->credits <= 0 || !core->is_open || !core->qp || !*core->qp)
+	if (core->credits <= 0 || !is_usable(core))
 		return 0;
 	if (!is_inline)
 		return post_copy(core, message, nbytes, error);
@@ -491,7 +485,7 @@ static PyObject *send_queue_core_set_slow_access(PyObject *self, PyObject *args)
  * Count all requests up to this number as completed. If a completion of a later request was counted
  * before, nothing changes.
  */
-void complete_sends(struct send_queue_core *core, unsigned int number)
+static void complete_sends(struct send_queue_core *core, unsigned int number)
 {
 	unsigned int count = (number + 1 - core->oldest_pending) & NUMBER_MASK;
 
@@ -545,7 +539,7 @@ static int find_ended(struct send_queue_core *core, unsigned int number)
  * Release the buffers of copied messages that have ended with the request `number`. Returns 1 if
  * another request has ended, whose memory Python must release.
  */
-int release_copies(struct send_queue_core *core, unsigned int number)
+static int release_copies(struct send_queue_core *core, unsigned int number)
 {
 	int index;
 
@@ -555,6 +549,30 @@ int release_copies(struct send_queue_core *core, unsigned int number)
 		release_buffer((struct pooled_buffer *)remove_in_flight(core, index));
 	}
 	return 0;
+}
+
+/*
+ * Count the request of a completion as completed, and, if signaling is selective, those before it.
+ * Release their buffers. If the request is a transfer that has succeeded, move it to `ended`.
+ * Returns 1, or 0 if Python must handle the completion, too.
+ */
+int complete_request(struct send_queue_core *core, const struct ibv_wc *wc, struct transfers *ended)
+{
+	uint32_t number = (uint32_t)wc->wr_id & NUMBER_MASK;
+	struct transfer *transfer;
+
+	complete_sends(core, number);
+	if (wc->status != IBV_WC_SUCCESS)
+		return 0;
+	core->reads_completed += wc->opcode == IBV_WC_RDMA_READ;
+	transfer = find_transfer(&core->transfers_in_flight, number);
+	if (transfer) {
+		transfer->succeeded = 1;
+		append_transfer(ended, unlink_transfer(&core->transfers_in_flight, transfer));
+		Py_DECREF((PyObject *)transfer);
+	}
+	return !release_copies(core, number) && !core->waiters &&
+	       !(core->queued_reads.first && core->rd_atomic_credits > 0);
 }
 
 static PyObject *send_queue_core_commit(PyObject *self, PyObject *args)
@@ -625,17 +643,14 @@ static PyObject *send_queue_core_in_flight(PyObject *self, PyObject *unused)
 
 /* --- credits, and who waits for them --- */
 
-int reserve_credit(struct send_queue_core *core)
-{
-	if (core->credits <= 0)
-		return 0;
-	core->credits--;
-	return 1;
-}
-
 static PyObject *send_queue_core_try_reserve(PyObject *self, PyObject *unused)
 {
-	return PyBool_FromLong(reserve_credit((struct send_queue_core *)self));
+	struct send_queue_core *core = (struct send_queue_core *)self;
+
+	if (core->credits <= 0)
+		Py_RETURN_FALSE;
+	core->credits--;
+	Py_RETURN_TRUE;
 }
 
 static PyObject *send_queue_core_unreserve(PyObject *self, PyObject *argument)
@@ -807,7 +822,16 @@ static PyObject *send_queue_core_call_should_batch(PyObject *self, PyObject *fun
 
 static PyObject *send_queue_core_start_batching(PyObject *self, PyObject *unused)
 {
-	((struct send_queue_core *)self)->batching = 1;
+	struct send_queue_core *core = (struct send_queue_core *)self;
+	struct aiordma_chain *chain = &core->chain;
+
+	if (!chain->links) {
+		chain->links = PyMem_Calloc(MAX_BATCHED, sizeof(*chain->links));
+		if (!chain->links)
+			return PyErr_NoMemory();
+		chain->capacity = MAX_BATCHED;
+	}
+	core->batching = 1;
 	Py_RETURN_NONE;
 }
 
@@ -817,29 +841,48 @@ static PyObject *send_queue_core_stop_batching(PyObject *self, PyObject *unused)
 	Py_RETURN_NONE;
 }
 
-static PyObject *send_queue_core_batched(PyObject *self, PyObject *unused)
-{
-	((struct send_queue_core *)self)->has_unposted = 1;
-	Py_RETURN_NONE;
-}
-
-static PyObject *send_queue_core_flushed(PyObject *self, PyObject *unused)
-{
-	((struct send_queue_core *)self)->has_unposted = 0;
-	Py_RETURN_NONE;
-}
-
-static PyObject *send_queue_core_set_chain(PyObject *self, PyObject *args)
+/* Commit a request of Python and append it to the batch. The caller has a credit for it. */
+static PyObject *send_queue_core_batch(PyObject *self, PyObject *args)
 {
 	struct send_queue_core *core = (struct send_queue_core *)self;
-	unsigned long long address;
-	PyObject *keeper;
+	unsigned long long address, remote;
+	struct ibv_sge segment = { 0 };
+	int opcode, flags, is_signaled;
+	unsigned int rkey;
+	PyObject *memory;
+	long long imm;
+	uint64_t wr_id;
 
-	if (!PyArg_ParseTuple(args, "OK", &keeper, &address))
+	if (!PyArg_ParseTuple(args, "Oi(KII)(KI)L", &memory, &opcode, &address, &segment.length,
+			      &segment.lkey, &remote, &rkey, &imm) ||
+	    make_room(core))
 		return NULL;
-	replace(&core->chain_keeper, keeper);
-	core->chain = (struct aiordma_chain *)(uintptr_t)address;
+	if (core->chain.count >= core->chain.capacity) {
+		PyErr_SetString(PyExc_ValueError, "the batch is full");
+		return NULL;
+	}
+	segment.addr = address;
+	add_in_flight(core, Py_NewRef(memory));
+	wr_id = commit(core, 1, &is_signaled);
+	flags = IBV_SEND_SIGNALED | (opcode == IBV_WR_RDMA_READ ? 0 : fence_flags(core));
+	aiordma_append(&core->chain, wr_id, opcode, segment, flags, imm, remote, rkey);
 	Py_RETURN_NONE;
+}
+
+/*
+ * Post the batch. If the device refuses a request, the batch stays: nothing can be posted any more.
+ * In a forked child the requests belong to the parent process.
+ */
+static PyObject *send_queue_core_flush(PyObject *self, PyObject *unused)
+{
+	struct send_queue_core *core = (struct send_queue_core *)self;
+	int error = 0;
+
+	if (core->chain.count && !is_forked_child)
+		error = post_requests(core, &core->chain.links->wr, 1);
+	if (!error)
+		core->chain.count = 0;
+	return PyLong_FromLong(error);
 }
 
 static PyObject *send_queue_core_take_failed(PyObject *self, PyObject *number)
@@ -940,8 +983,8 @@ static PyMemberDef send_queue_core_members[] = {
 	  READONLY, "The number of reads and atomics that can start." },
 	{ "batching", T_BOOL, offsetof(struct send_queue_core, batching), READONLY,
 	  "True if requests are batched now." },
-	{ "has_unposted", T_BOOL, offsetof(struct send_queue_core, has_unposted), READONLY,
-	  "True if batched requests are not posted yet. Nothing else can be posted before them." },
+	{ "unposted", T_INT, offsetof(struct send_queue_core, chain.count), READONLY,
+	  "The number of batched requests. Nothing else can be posted before them." },
 	{ "reads", T_ULONGLONG, offsetof(struct send_queue_core, reads), READONLY,
 	  "The number of reads by start_transfer()." },
 	{ "bytes_read", T_ULONGLONG, offsetof(struct send_queue_core, bytes_read), READONLY,
@@ -1039,18 +1082,18 @@ static PyMethodDef send_queue_core_methods[] = {
 	{ "call_should_batch", send_queue_core_call_should_batch, METH_O,
 	  "call_should_batch(function): it returns True if requests are batched now." },
 	{ "start_batching", send_queue_core_start_batching, METH_NOARGS,
-	  "Batch requests until stop_batching(). Small messages must not overtake them." },
+	  "Batch requests, at most MAX_BATCHED, until stop_batching(). Small messages must not "
+	  "overtake them." },
 	{ "stop_batching", send_queue_core_stop_batching, METH_NOARGS, "Undo start_batching()." },
-	{ "batched", send_queue_core_batched, METH_NOARGS,
-	  "Note that a request was batched. Nothing else can be posted before flushed()." },
-	{ "flushed", send_queue_core_flushed, METH_NOARGS,
-	  "Note that the batched requests were posted." },
+	{ "batch", send_queue_core_batch, METH_VARARGS,
+	  "batch(memory, opcode, segment, remote, imm): give the next number to a request on "
+	  "memory in one piece, and batch it. ValueError: the batch is full." },
+	{ "flush", send_queue_core_flush, METH_NOARGS,
+	  "Post the batched requests. Return 0 or an errno." },
 	{ "start_transfer", (PyCFunction)(void (*)(void))send_queue_core_start_transfer,
 	  METH_FASTCALL,
 	  "start_transfer(opcode, memory, remote): send, write or read registered memory in one "
 	  "piece. Return a Transfer. None: the caller takes the slow path." },
-	{ "set_chain", send_queue_core_set_chain, METH_VARARGS,
-	  "set_chain(keeper, address): use this aiordma_chain for batched requests." },
 	{ "take_failed", send_queue_core_take_failed, METH_O,
 	  "take_failed(number): remove, release and return the transfer of a failed request, or "
 	  "None if the request is not a transfer." },

@@ -29,6 +29,12 @@ uint64_t reserve_space(struct send_ring *ring, uint64_t nbytes, uint64_t *start)
 	return length;
 }
 
+/* Release the oldest reserved bytes. */
+void release_space(struct send_ring *ring, uint64_t nbytes)
+{
+	ring->free += nbytes;
+}
+
 static PyObject *send_ring_reserve(PyObject *self, PyObject *argument)
 {
 	unsigned long long nbytes = PyLong_AsUnsignedLongLong(argument);
@@ -46,7 +52,7 @@ static PyObject *send_ring_release(PyObject *self, PyObject *argument)
 
 	if (PyErr_Occurred())
 		return NULL;
-	((struct send_ring *)self)->free += nbytes;
+	release_space((struct send_ring *)self, nbytes);
 	Py_RETURN_NONE;
 }
 

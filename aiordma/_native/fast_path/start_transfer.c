@@ -1,10 +1,8 @@
-/* SendQueueCore.start_transfer(): start a transfer, now or when an RD/atomic credit is free. */
+/* Starting transfers, now or when an RD/atomic credit is free, and ending them. */
 #include "fast_path.h"
 
 #define SMALL_READ 32
 #define PAGE_SIZE 4096
-
-#include "../work_requests.h"
 
 /* The largest number of queued reads that are posted in one call. */
 #define MAX_QUEUED_POSTS 16
@@ -176,14 +174,9 @@ static int post_chain(struct send_queue_core *core, struct aiordma_chain *chain)
 	return post_requests(core, &chain->links->wr, 1);
 }
 
-static int is_usable(const struct send_queue_core *core)
-{
-	return core->is_open && core->qp && *core->qp && !is_forked_child;
-}
-
 static int can_post(const struct send_queue_core *core)
 {
-	return is_usable(core) && !core->has_unposted;
+	return is_usable(core) && !core->chain.count;
 }
 
 /*
@@ -310,6 +303,45 @@ int grant_rd_atomic_credits(struct send_queue_core *core)
 	return restore_failure(&failure);
 }
 
+/* --- ending --- */
+
+/*
+ * Release a list of completed transfers. The RD/atomic credits of consecutive transfers of one
+ * queue pair are granted together.
+ */
+int end_transfers(struct transfers *list)
+{
+	struct failure failure = { NULL, NULL, NULL };
+
+	while (list->first) {
+		struct transfer *transfer = unlink_transfer(list, list->first);
+		struct send_queue_core *core =
+			(struct send_queue_core *)Py_NewRef((PyObject *)transfer->core);
+
+		core->rd_atomic_credits += transfer->is_read;
+		release_transfer(transfer);
+		note_failure(&failure);
+		Py_DECREF((PyObject *)transfer);
+		if (!list->first || list->first->core != core) {
+			grant_rd_atomic_credits(core);
+			note_failure(&failure);
+		}
+		Py_DECREF((PyObject *)core);
+	}
+	return restore_failure(&failure);
+}
+
+/* Drop a read that is queued. Returns 0, or -1 with an exception. */
+int withdraw_read(struct transfer *transfer)
+{
+	int result;
+
+	unlink_transfer(&transfer->core->queued_reads, transfer);
+	result = release_transfer(transfer);
+	Py_DECREF((PyObject *)transfer);
+	return result;
+}
+
 /* --- for Python --- */
 
 /* Return 1 if the request is batched with others, 0 if not, or -1 with an exception. */
@@ -346,16 +378,15 @@ static int start(struct send_queue_core *core, struct transfer *transfer)
 	} else if (core->credits <= 0) {
 		return 0;
 	} else if (!batched) {
-		transfer->references->count++;
+		acquire_reference(transfer->references);
 		return post_alone(core, transfer) ? -1 : 1;
-	} else if (core->chain && core->chain->count < core->chain->capacity) {
-		add_to(core->chain, core, transfer);
+	} else if (core->chain.count < core->chain.capacity) {
+		add_to(&core->chain, core, transfer);
 		count(core, transfer);
-		core->has_unposted = 1;
 	} else {
 		return 0;
 	}
-	transfer->references->count++;
+	acquire_reference(transfer->references);
 	return 1;
 }
 
@@ -366,7 +397,7 @@ int try_transfer(struct send_queue_core *core, int opcode, PyObject *memory, PyO
 	struct transfer *made;
 	int result;
 
-	if (!is_set(core->make_future) || core->waiters || (core->has_unposted && !core->batching))
+	if (!is_set(core->make_future) || core->waiters || (core->chain.count && !core->batching))
 		return 0;
 	made = make(core, opcode, memory, remote);
 	if (!made)

@@ -115,10 +115,7 @@ static int requests_per_message(const struct stream_data_path *self)
 
 static int can_post(const struct stream_data_path *self)
 {
-	const struct send_queue_core *sends = self->sends;
-
-	return sends->is_open && sends->qp && *sends->qp && !self->receives->stopped &&
-	       !is_forked_child;
+	return is_usable(self->sends) && !self->receives->stopped;
 }
 
 /* Return the number of bytes that may be posted with one message now. */
@@ -194,14 +191,12 @@ static int post_message(struct stream_data_path *self, const struct stream_messa
 static void post_updates(struct stream_data_path *self)
 {
 	struct inbound *inbound = self->inbound;
-	struct outbound *outbound = self->outbound;
 
 	while (inbound->may_update && inbound_has_update(inbound) && !self->error &&
-	       outbound->control_credits > 0 && self->count < self->depth &&
-	       self->sends->credits >= requests_per_message(self) && can_post(self)) {
+	       self->count < self->depth && self->sends->credits >= requests_per_message(self) &&
+	       can_post(self) && outbound_take_control(self->outbound)) {
 		struct stream_message update = inbound_take_update(inbound);
 
-		outbound->control_credits--;
 		self->error = post_message(self, &update, (uintptr_t)update.payload, 0);
 	}
 }
@@ -259,8 +254,9 @@ void complete_stream_sends(struct stream_data_path *self, unsigned int number)
 
 		if (((number - oldest->number) & NUMBER_MASK) > NUMBER_MASK >> 1)
 			return;
-		self->ring->free += oldest->copied;
-		self->outbound->control_credits += oldest->is_control;
+		release_space(self->ring, oldest->copied);
+		if (oldest->is_control)
+			outbound_release_control(self->outbound);
 		self->first = (self->first + 1) % self->depth;
 		self->count--;
 	}
@@ -314,7 +310,7 @@ int take_stream_receive(struct stream_data_path *self, const struct ibv_wc *wc)
 
 	if (!get_message(self, wc, &message) || !process(self, message))
 		return 0;
-	self->receives->posted--;
+	complete_receive(self->receives);
 	self->messages_received++;
 	error = post_slot(self->receives, (int)(wc->wr_id & NUMBER_MASK));
 	if (error && !self->receive_error)

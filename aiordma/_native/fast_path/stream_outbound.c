@@ -175,19 +175,29 @@ static PyObject *outbound_spend_credit(PyObject *self, PyObject *unused)
 	Py_RETURN_NONE;
 }
 
+/* Take a credit for a control message. Returns 0 if there is none. */
+int outbound_take_control(struct outbound *self)
+{
+	if (self->control_credits <= 0)
+		return 0;
+	self->control_credits--;
+	return 1;
+}
+
+/* Release the credit of a control message, which has completed. */
+void outbound_release_control(struct outbound *self)
+{
+	self->control_credits++;
+}
+
 static PyObject *outbound_take_control_credit(PyObject *self, PyObject *unused)
 {
-	struct outbound *outbound = (struct outbound *)self;
-
-	if (outbound->control_credits <= 0)
-		Py_RETURN_FALSE;
-	outbound->control_credits--;
-	Py_RETURN_TRUE;
+	return PyBool_FromLong(outbound_take_control((struct outbound *)self));
 }
 
 static PyObject *outbound_control_completed(PyObject *self, PyObject *unused)
 {
-	((struct outbound *)self)->control_credits++;
+	outbound_release_control((struct outbound *)self);
 	Py_RETURN_NONE;
 }
 

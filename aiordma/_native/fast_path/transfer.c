@@ -135,32 +135,6 @@ int release_transfers(struct transfers *list)
 	return restore_failure(&failure);
 }
 
-/*
- * Release a list of completed transfers. The RD/atomic credits of consecutive transfers of one
- * queue pair are granted together.
- */
-int end_transfers(struct transfers *list)
-{
-	struct failure failure = { NULL, NULL, NULL };
-
-	while (list->first) {
-		struct transfer *transfer = unlink_transfer(list, list->first);
-		struct send_queue_core *core =
-			(struct send_queue_core *)Py_NewRef((PyObject *)transfer->core);
-
-		core->rd_atomic_credits += transfer->is_read;
-		release_transfer(transfer);
-		note_failure(&failure);
-		Py_DECREF((PyObject *)transfer);
-		if (!list->first || list->first->core != core) {
-			grant_rd_atomic_credits(core);
-			note_failure(&failure);
-		}
-		Py_DECREF((PyObject *)core);
-	}
-	return restore_failure(&failure);
-}
-
 /* --- the type --- */
 
 static int transfer_traverse(PyObject *self, visitproc visit, void *arg)
@@ -203,14 +177,10 @@ static PyObject *transfer_is_over(PyObject *self, PyObject *unused)
 static PyObject *transfer_withdraw(PyObject *self, PyObject *unused)
 {
 	struct transfer *transfer = (struct transfer *)self;
-	int result;
 
 	if (!transfer->queued)
 		Py_RETURN_FALSE;
-	unlink_transfer(&transfer->core->queued_reads, transfer);
-	result = release_transfer(transfer);
-	Py_DECREF(self);
-	if (result)
+	if (withdraw_read(transfer))
 		return NULL;
 	Py_RETURN_TRUE;
 }
