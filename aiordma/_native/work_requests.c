@@ -45,8 +45,9 @@ int aiordma_destroy_qp(struct ibv_qp *qp)
 }
 
 /*
- * Post a request and the requests linked to it. All sends of the library are posted here. The
- * caller makes sure that no other thread destroys the queue pair meanwhile. It can be NULL.
+ * Post a request and the requests linked to it. All sends are posted here, except those of
+ * rdma_verbs.h. The caller makes sure that no other thread destroys the queue pair meanwhile. It
+ * can be NULL.
  */
 int aiordma_post_send(struct ibv_qp *qp, struct ibv_send_wr *first)
 {
