@@ -353,6 +353,7 @@ def test_goals_need_some_implementations_and_sizes() -> None:
         "ib_read_bw",
     }
     assert needed["idle/streams"] == {"aiordma ByteStream"}
+    assert needed["http/1"] == {"aiordma aiohttp", "TCP aiohttp", "aiohttp in memory"}
     assert "TCP asyncio" in needed["latency/64"]
     assert "pyverbs polling" not in needed["latency/64"]
 
