@@ -50,12 +50,20 @@ class CallReader:
         return not self._is_watched
 
     def run(self) -> None:
-        """Call `on_end` of the calls that have ended."""
+        """Call `on_end` of the calls that have ended.
+
+        The others belong to other ids: they are called even if one raises or is interrupted.
+        """
+        interrupt: BaseException | None = None
         for on_end in self._ended.take():
             try:
                 on_end()
-            except Exception:  # the others belong to other ids
+            except Exception:
                 logger.exception("could not handle the end of calls on an id")
+            except BaseException as error:
+                interrupt = error
+        if interrupt is not None:
+            raise interrupt
 
     def stop(self) -> None:
         """Stop reading. Call it when no call is under way, as ChannelReader.stop()."""

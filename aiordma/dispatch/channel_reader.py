@@ -54,8 +54,14 @@ class ChannelReader:
             self.stop()  # the fd might stay readable for ever
             self._fail(error)
             return 0
-        for event in events:
-            self.dispatch_safely(event)
+        interrupt: BaseException | None = None
+        for event in events:  # they are acknowledged, so each one must be dispatched
+            try:
+                self.dispatch_safely(event)
+            except BaseException as error:
+                interrupt = error
+        if interrupt is not None:
+            raise interrupt
         return len(events)
 
     def dispatch_safely(self, event: CmEvent) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Protocol
 
 from aiordma._native import fast_path, ffi
@@ -9,11 +10,16 @@ from aiordma.errors import VerbsError
 from aiordma.verbs import CompletionQueue
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
 
     from aiordma._native._lib import IbvWc
     from aiordma.dispatch.shared_completion_queue import SharedCompletionQueue
 
+logger = logging.getLogger(__name__)
+
+# A wr_id has two parts: above these bits the key of the handler, in them the request's number.
+KEY_SHIFT = fast_path.KEY_SHIFT
+LOW_BITS = (1 << KEY_SHIFT) - 1
 POLL_BATCH = fast_path.BATCH
 """The largest number of completions in a batch. Fewer mean that the queue is empty now."""
 
@@ -66,6 +72,39 @@ class CompletionReader:
             VerbsError: as poll().
         """
         return _checked(self.dispatcher.poll_for(cq.address, nanoseconds))
+
+    def dispatch(
+        self,
+        handlers: Mapping[int, CompletionHandler],
+        on_notified: Mapping[int, Callable[[], None]],
+        device: str,
+    ) -> None:
+        """Dispatch pending() and notified() to the connections with these keys.
+
+        Each connection gets its own, even if another one raises, or is interrupted by Ctrl-C.
+        """
+        interrupt: BaseException | None = None
+        for wc in self.pending():
+            wr_id = wc.wr_id
+            handler = handlers.get(wr_id >> KEY_SHIFT)
+            if handler is not None:
+                try:
+                    handler.complete(wr_id & LOW_BITS, wc)
+                except Exception:
+                    logger.exception("%s: a completion was not handled", device)
+                except BaseException as error:
+                    interrupt = error
+        for key in self.notified():
+            notify = on_notified.get(key)
+            if notify is not None:  # pragma: no branch - a handler of the batch can detach it
+                try:
+                    notify()
+                except Exception:
+                    logger.exception("%s: a connection was not notified", device)
+                except BaseException as error:
+                    interrupt = error
+        if interrupt is not None:
+            raise interrupt
 
     def pending(self) -> Iterable[IbvWc]:
         """Return the completions of the batch for Python. The next poll() overwrites them."""

@@ -15,7 +15,6 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
-from aiordma._native import fast_path
 from aiordma.dispatch.completion_reader import POLL_BATCH, CompletionHandler, CompletionReader
 from aiordma.dispatch.deferred_arming import DeferredArming
 from aiordma.dispatch.device_events import DeviceSubscription
@@ -44,10 +43,6 @@ logger = logging.getLogger(__name__)
 CQ_ENTRIES = 4096
 # drain() yields to the loop after this number of batches from one queue.
 MAX_BATCHES = 16
-
-# A wr_id has two parts: above these bits the key of the handler, in them the request's number.
-KEY_SHIFT = fast_path.KEY_SHIFT
-LOW_BITS = (1 << KEY_SHIFT) - 1
 
 
 class LoopDevice:
@@ -345,23 +340,7 @@ class LoopDevice:
 
     def _dispatch_pending(self) -> None:
         """Dispatch the completions and the pending work of a batch. Called while polling."""
-        if self.dispatcher.pending:
-            handlers = self._handlers
-            for wc in self._reader.pending():
-                wr_id = wc.wr_id
-                handler = handlers.get(wr_id >> KEY_SHIFT)
-                if handler is not None:
-                    try:
-                        handler.complete(wr_id & LOW_BITS, wc)
-                    except Exception:  # the other connections must get theirs
-                        logger.exception("%s: a completion was not handled", self.device.name)
-        for key in self._reader.notified():
-            on_notified = self._on_notified.get(key)
-            if on_notified is not None:  # pragma: no branch - a handler of the batch can detach it
-                try:
-                    on_notified()
-                except Exception:  # the other connections must be notified
-                    logger.exception("%s: a connection was not notified", self.device.name)
+        self._reader.dispatch(self._handlers, self._on_notified, self.device.name)
 
     def _drain_on(self, queue: SharedCompletionQueue, then: Callable[[], None]) -> None:
         if self.is_reading:

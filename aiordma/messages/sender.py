@@ -97,44 +97,37 @@ class Sender:
         if self._raise_if_cancelled is not None:
             await self._raise_if_cancelled()
         sends = self._sends
-        has_waited = not sends.try_reserve()
-        if has_waited:
+        if not sends.try_reserve():
             await sends.reserve()
+        buffer: PooledBuffer | None = None
+        number: int | None = None
         try:
-            if has_waited:
-                self._callbacks.check_open()
-            if nbytes <= self._max_inline:
+            if nbytes > self._max_inline:
+                buffer = sends.try_buffer(nbytes)
+                if buffer is None:
+                    buffer = await sends.buffer(nbytes, self._builder.call_in_worker)
+            self._callbacks.check_open()
+            number = sends.posted
+            if buffer is None:
                 sends.post_inline(data, imm)
             else:
-                await self._copy_to_buffer(data, nbytes, imm)
+                sends.post_copy(buffer, data, imm)
         except VerbsError as error:
             sends.unreserve()
+            if buffer is not None:
+                # libsiw keeps a request that it reports as failed: the device can still read it.
+                sends.keep_until_destroyed(buffer)
             raise self._callbacks.post_failed(error) from None
         except BaseException:
-            sends.unreserve()
+            # After a Ctrl-C the request can be in flight: its completion releases both.
+            if number is None or number == sends.posted:
+                sends.unreserve()
+                if buffer is not None:
+                    buffer.release()
             raise
         self._count(nbytes)
         if self._schedule_point is not None:
             await self._schedule_point()
-
-    async def _copy_to_buffer(self, data: bytes | memoryview, nbytes: int, imm: int) -> None:
-        buffer = self._sends.try_buffer(nbytes)
-        if buffer is None:
-            buffer = await self._sends.buffer(nbytes, self._builder.call_in_worker)
-        self._post_copy(buffer, data, imm)
-
-    def _post_copy(self, buffer: PooledBuffer, data: bytes | memoryview, imm: int) -> None:
-        try:
-            self._callbacks.check_open()
-            self._sends.post_copy(buffer, data, imm)
-        except VerbsError:
-            # libsiw keeps a request that it reports as failed, so that the device can still read
-            # the buffer.
-            self._sends.keep_until_destroyed(buffer)
-            raise
-        except BaseException:
-            buffer.release()
-            raise
 
     async def _send_registered(
         self, data: Source, imm: int, invalidate: RemoteBuffer | None

@@ -361,15 +361,17 @@ class Endpoint(Generic[D_co]):
         """End the connection. The first cause is kept. Do nothing if it is destroyed already."""
         if self._is_destroyed:
             return
+        ends = self._end is None and not self.closed_here  # else aclose() does the rest
         if self._end is None:
             logger.debug("connection ended: %r", cause)
             self._end = cause
-            if not self.closed_here:  # else aclose() does the rest
-                self.cm.start_disconnect()
-                self.data_path.stop()
-                self._flush_timer = Deadline(self.loop, FLUSH_SECONDS, self._expect_no_completions)
+        if ends:
+            self.data_path.stop()
+            self._flush_timer = Deadline(self.loop, FLUSH_SECONDS, self._expect_no_completions)
         self.data_path.wake()
         self._changed.wake_all()
+        if ends:  # after the rest, because a Ctrl-C can interrupt it
+            self.cm.start_disconnect()
 
     def _all_received(self) -> None:
         """Notify the receivers of the end: all messages that ever arrived were taken."""
@@ -452,10 +454,9 @@ class Endpoint(Generic[D_co]):
 
     def abort(self) -> None:
         """End the connection at once, and destroy everything in the background. Idempotent."""
-        if self._is_destroyed:
-            return
-        self._start_closing()
-        self.data_path.wake()  # no completion will wake the waiting tasks
+        if "data_path" in vars(self):  # else it is destroyed, and has no user any more
+            self._start_closing()
+            self.data_path.wake()  # no completion will wake the waiting tasks
         self.cm.abort()
 
     def abandon(self) -> None:

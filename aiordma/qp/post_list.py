@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from contextlib import suppress
+from operator import index
 from typing import TYPE_CHECKING, Protocol
 
 from aiordma._native import fast_path
@@ -96,7 +97,8 @@ class PostList:
         if self._core.unposted == fast_path.MAX_BATCHED:
             self.flush()
         self._waiters.append(waiter)
-        self._core.batch(waiter, request.opcode, request.segments[0], request.remote, request.imm)
+        remote = index(request.remote[0]), request.remote[1]  # it can be a number of numpy
+        self._core.batch(waiter, request.opcode, request.segments[0], remote, request.imm)
         request.on_post()
 
     def flush(self) -> None:

@@ -181,16 +181,18 @@ class StreamSender:
         sends = self._sends
         has_credit = sends.try_reserve()
         assert has_credit, "the caller has checked the credits"
+        number = sends.posted
         try:
             if memory is not None and is_last:
                 sends.post(post, memory)
             else:
                 sends.post_without_memory(post)
         except BaseException:
-            # libsiw keeps a request that it reports as failed.
-            sends.unreserve()
-            if memory is not None:
-                sends.keep_until_destroyed(memory)
+            # After a Ctrl-C the request can be in flight: its completion releases both.
+            if number == sends.posted:
+                sends.unreserve()
+                if memory is not None:  # libsiw keeps a request that it reports as failed
+                    sends.keep_until_destroyed(memory)
             raise
 
     def post_controls(self) -> None:

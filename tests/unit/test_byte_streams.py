@@ -13,6 +13,7 @@ import loops
 import pytest
 import trio
 from simulator import Simulation
+from simulator.pairs import CtrlC
 from streaming import streaming
 
 from aiordma import (
@@ -24,6 +25,7 @@ from aiordma import (
     StreamStats,
     VerbsError,
 )
+from aiordma.verbs import QueuePair
 
 OPTIONS = StreamOptions(mappings=2, adaptive_poll=False)  # polling reads the real clock
 REMOTE = AccessFlags.LOCAL_WRITE | AccessFlags.REMOTE_WRITE
@@ -181,6 +183,36 @@ async def test_a_send_that_is_refused_ends_the_stream(simulation: Simulation, na
             with pytest.raises(VerbsError, match="ibv_post_send"):
                 await calls[name]()
         assert near.closed
+
+
+@pytest.mark.parametrize("is_posted", [False, True])
+async def test_a_ctrl_c_while_posting_releases_nothing_twice(
+    simulation: Simulation, monkeypatch: pytest.MonkeyPatch, is_posted: bool
+) -> None:
+    async with connected(simulation) as (near, far):
+        sends, core = near._core.data_path.sends, near._core
+        name = "post_send_inline" if core.data_path.is_iwarp else "post_write_inline"
+        post, credits = getattr(QueuePair, name), sends.credits
+
+        def interrupted(*arguments: Any, **more: Any) -> None:
+            if is_posted:
+                post(*arguments, **more)
+            raise CtrlC
+
+        for qp in simulation.queue_pairs():
+            qp.allowed = 0
+        with monkeypatch.context() as patch:
+            patch.setattr(QueuePair, name, interrupted)
+            with pytest.raises(CtrlC):
+                core.finish()
+        assert (sends.credits, len(sends.core.in_flight()), sends._kept) == (credits - 1, 1, [])
+        for qp in simulation.queue_pairs():
+            qp.allowed = None
+        if is_posted:
+            assert await far.receive() == b""
+            await loops.sleep(1)
+            assert core.data_path.protocol.all_controls_completed
+            assert sends.credits == OPTIONS.send_depth
 
 
 async def test_a_mapping_with_an_impossible_offset_takes_nothing(simulation: Simulation) -> None:

@@ -6,6 +6,7 @@ import errno
 import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from types import SimpleNamespace
 from unittest.mock import Mock, patch
 
@@ -14,7 +15,7 @@ import loops
 import pytest
 from simulator import Simulation
 from simulator.ids import connect, listening, resolved, target
-from simulator.pairs import PORT
+from simulator.pairs import PORT, CtrlC
 from simulator.verbs import CompletionQueue
 from simulator.world import ffi, lib
 
@@ -26,6 +27,7 @@ from aiordma.enums import AsyncEventType, CmEventType
 from aiordma.loop import make_future, running_loop
 from aiordma.options import ConnectionOptions, ListenerLimits
 from aiordma.qp import resources
+from aiordma.rdmacm import CmEvent
 from aiordma.verbs.completion import POLL_BATCH
 from aiordma.verbs.device import SIW_VENDOR_ID
 from aiordma.verbs.offset_guard import ENTRIES, offset_guards
@@ -175,6 +177,44 @@ async def test_a_handler_that_raises_keeps_no_other_from_its_completions(
         assert (rig.numbers, notified) == ([[1], [2]], [1])
     for text in ("a completion was not handled", "a connection was not notified"):
         assert f"sim0: {text}" in caplog.text
+
+
+async def test_a_ctrl_c_in_a_handler_keeps_no_other_from_its_completions(
+    simulation: Simulation,
+) -> None:
+    async with rig_of(simulation) as rig:
+        on_notified = {rig.keys[0]: Mock(side_effect=CtrlC), rig.keys[1]: Mock()}
+        rig.handlers[0].complete.side_effect = CtrlC
+        with patch.object(rig.loop_device, "_on_notified", on_notified):
+            rig.complete(0, 0, 1)
+            rig.complete(0, 1, 2)
+            rig.loop_device.dispatcher.notified.extend(rig.keys)
+            with pytest.raises(CtrlC):
+                rig.loop_device.poll_for(rig.queues[0], 1000)
+        assert rig.numbers == [[1], [2]]
+        assert [one.call_count for one in on_notified.values()] == [1, 1]
+
+
+async def test_a_ctrl_c_loses_no_event_and_no_end_of_calls(simulation: Simulation) -> None:
+    """They were taken already. The others belong to other ids."""
+    seen = list[object]()
+
+    def interrupted(what: object) -> None:
+        seen.append(what)
+        raise CtrlC
+
+    async with await AsyncCmId.create() as cm_id:
+        dispatcher = cm_id._dispatcher
+        reader, calls = dispatcher._reader, dispatcher.call_reader
+        event = CmEvent(E.ADDR_CHANGE, 0)
+        with patch.multiple(reader, _dispatch=interrupted, _channel=Mock()):
+            reader._channel.get_events.return_value = [event, event]  # type: ignore[attr-defined]
+            with pytest.raises(CtrlC):
+                reader._read()
+        ends = [partial(interrupted, number) for number in range(2)]
+        with patch.object(calls, "_ended", Mock(take=lambda: ends)), pytest.raises(CtrlC):
+            calls.run()
+    assert seen == [event, event, 0, 1]
 
 
 FIRST = POLL_BATCH * loop_device.MAX_BATCHES

@@ -16,7 +16,7 @@ from simulator import Simulation, ids
 from simulator.cm import Id
 from simulator.ids import PORT, resolved
 from simulator.network import RequestFailed
-from simulator.pairs import connected
+from simulator.pairs import CtrlC, connected
 from simulator.world import Failure, lib
 from stream_sides import Script, settings
 from streaming import streaming
@@ -409,6 +409,35 @@ async def test_what_comes_after_a_connection_is_destroyed_changes_nothing(
         endpoint.fail(PeerClosed("late"))
         endpoint.abort()
         await endpoint.aclose()
+
+
+async def test_a_ctrl_c_while_disconnecting_leaves_no_task_waiting(
+    simulation: Simulation,
+) -> None:
+    async with connected(simulation) as pair:
+        near = pair.near.connection
+        waiting = loops.create_task(near.recv())
+        await loops.sleep(0.01)
+        interrupted = mock.patch.object(AsyncCmId, "start_disconnect", Mock(side_effect=CtrlC))
+        with interrupted, pytest.raises(CtrlC):
+            near._endpoint.fail(PeerClosed("the peer has left"))
+        with pytest.raises(PeerClosed, match="the peer has left"):
+            await near.send(b"x")
+        await loops.sleep(FLUSH_SECONDS + 1)  # no receive is flushed
+        with pytest.raises(PeerClosed, match="the peer has left"):
+            await waiting
+
+
+async def test_aborting_a_connection_that_is_destroyed_closes_it(simulation: Simulation) -> None:
+    """A connection whose device is removed is destroyed in the background."""
+    async with connected(simulation) as pair:
+        near = pair.near.connection
+        await pair.far.connection.send(b"not received")
+        near._endpoint.cm.abort()
+        await loops.sleep(1)
+        near.abort()
+        with pytest.raises(LocalClosed):
+            await near.recv()
 
 
 async def test_an_id_that_another_thread_closes_meanwhile_is_not_disconnected(

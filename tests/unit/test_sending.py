@@ -308,6 +308,41 @@ async def test_a_ctrl_c_while_posting_keeps_the_memory(
         assert [len(message) for message in received] == ([60] if is_posted else []) + [1]
 
 
+@pytest.mark.transport("IB")
+@pytest.mark.parametrize("how", ["before", "committed", "posted"])
+@pytest.mark.parametrize("size", [10, 900])
+async def test_a_ctrl_c_while_posting_keeps_the_buffer_and_the_credit(
+    simulation: Simulation, monkeypatch: pytest.MonkeyPatch, size: int, how: str
+) -> None:
+    """Of a request that is, or might be, posted. A small message is inline, and has no buffer."""
+    name = "post_send_inline" if size == 10 else "post_send_copy"
+    async with pair_of(simulation) as (pair, near, _):
+        post = getattr(QueuePair, name)
+
+        def interrupted(*arguments: Any, **more: Any) -> None:
+            if how == "posted":
+                post(*arguments, **more)
+            raise CtrlC
+
+        await near.complete()
+        near.hold()
+        with monkeypatch.context() as patch:
+            patch.setattr(QueuePair, name, interrupted)
+            if how == "before":
+                patch.setattr(near.sends, name.replace("_send", ""), interrupted)
+            with pytest.raises(CtrlC):
+                await near.data_path.sender.send(bytes(size))
+        is_committed = how != "before"
+        assert near.sends.credits == DEPTH - is_committed
+        assert near.sends.core.count_in_flight == (is_committed and size != 10)
+        await near.connection.send(bytes(900))  # it is signaled
+        near.sends.signal_tail()
+        await near.complete()
+        assert (near.sends.credits, near.sends.core.count_in_flight) == (DEPTH, 0)
+        received = [await pair.far.connection.recv() for _ in range(1 + (how == "posted"))]
+        assert [len(message) for message in received] == [size] * (how == "posted") + [900]
+
+
 @pytest.mark.loops("asyncio")  # small messages take the fast path
 async def test_a_fence_lasts_until_all_cancelled_reads_have_ended(simulation: Simulation) -> None:
     async with pair_of(simulation, ConnectionOptions(max_inline=16)) as (pair, near, region):

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import loops
+import numpy as np
 import pytest
 from attempts import send_now
 from simulator import Simulation
@@ -297,7 +298,9 @@ async def test_a_forked_child_posts_and_takes_nothing(simulation: Simulation) ->
     async with transfers(simulation) as t:
         await t.far.connection.send(b"hello")
         await loops.sleep(0.01)
-        child, path, posted = os.fork(), t.near.data_path, t.near.receives_posted
+        path, posted = t.near.data_path, t.near.receives_posted
+        cq = simulation.world.objects[t.cq].pointer
+        child = os.fork()
         if not child:
             fast_path.note_fork()
             results: list[Any] = [
@@ -305,11 +308,16 @@ async def test_a_forked_child_posts_and_takes_nothing(simulation: Simulation) ->
                 t.core.start_transfer(WRITE, t.region, t.remote),
             ]
             results += [path.receiver.queue.take_bytes(), path._ring._post(0)]
+            t.dispatcher.budget = 10**18
+            t.core.set_polling(t.dispatcher, t.cq, 10**6)
+            t.core.pause()  # it would poll for a credit
+            polls = cq.polls
+            results += [t.send_now(b"x"), cq.polls - polls]
             t.core.start_batching()
             t.core.batch(t.region, WRITE, (1, 1, 1), (1, 1), -1)
             results += [t.core.unposted, t.core.flush(), t.core.unposted]
             is_unchanged = (t.near.posts, t.near.receives_posted) == ([], posted)
-            os._exit(42 if results == [-1, None, None, 0, 1, 0, 0] and is_unchanged else 1)
+            os._exit(42 if results == [-1, None, None, 0, -1, 0, 1, 0, 0] and is_unchanged else 1)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 42  # noqa: ASYNC222
         assert await t.connection.recv() == b"hello"
 
@@ -590,6 +598,7 @@ async def test_a_refused_list_wakes_all(simulation: Simulation, accepted: int, c
         tasks = await t.woken(refuse, *[t.begin] * (count - 1), send_done)
         assert len(t.lengths) == accepted
         t.near.refuse(0)  # from now on the device would accept it
+        assert (t.core.flush(), len(t.lengths)) == (errno.ENOMEM, accepted)
         await t.fail(errno.ENOMEM, [*tasks, *await t.tasks(SEND), waiting])
         assert t.uses >= min(count, MAX_BATCHED) - accepted
         await t.close(t.uses)
@@ -642,6 +651,17 @@ async def test_a_ctrl_c_while_adding_keeps_the_memory(
         assert len(t.lengths) == is_added
         t.connection.abort()
         await t.close(is_added)
+
+
+async def test_a_batched_address_can_be_a_number_of_numpy(simulation: Simulation) -> None:
+    async with transfers(simulation) as t:
+        remote = RemoteBuffer(np.uint64(t.remote.addr), t.remote.rkey, t.remote.length)  # type: ignore[arg-type]
+        before = len(t.near.posts)
+        tasks = await t.woken(
+            lambda: t.near.data_path.remote.write(t.region[:3], remote, -1), lambda: t.begin()
+        )
+        assert [post.remote[0] for post in t.near.posts[before:]] == [t.remote.addr] * 2
+        await t.finish(*tasks)
 
 
 def test_a_batch_has_a_limit() -> None:

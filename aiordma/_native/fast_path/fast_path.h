@@ -281,6 +281,7 @@ struct send_queue_core {
 	PyObject *should_batch;	       /* returns true if requests are batched now */
 	PyObject *on_rd_atomic_credit; /* called when credits are free and other waiters exist */
 	struct aiordma_chain chain;    /* the batched requests: post nothing else before them */
+	int batch_error;	       /* errno with which the device refused them, or 0 */
 	long long rd_atomic_credits;   /* reads and atomics that can start */
 	int rd_atomic_waiters; /* tasks that wait for such a credit, apart from `queued_reads` */
 	char waiters_first;    /* those tasks got credits before `queued_reads` the last time */

@@ -69,7 +69,7 @@ int poll_within_budget(struct polling *polling, int (*is_ready)(const void *), c
 	uint64_t now, end, budget_end;
 	int count, notified = 0;
 
-	if (!dispatcher || polling->budget < 0)
+	if (!dispatcher || polling->budget < 0 || is_forked_child)
 		return 0;
 	if (dispatcher->open_post_lists > 0 || dispatcher->is_dispatching) {
 		polling->preempted = 1;

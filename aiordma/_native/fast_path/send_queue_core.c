@@ -870,19 +870,18 @@ static PyObject *send_queue_core_batch(PyObject *self, PyObject *args)
 }
 
 /*
- * Post the batch. If the device refuses a request, the batch stays: nothing can be posted any more.
- * In a forked child the requests belong to the parent process.
+ * Post the batch. If the device refuses a request, the batch stays, and is not posted again:
+ * nothing can be posted any more. In a forked child the requests belong to the parent process.
  */
 static PyObject *send_queue_core_flush(PyObject *self, PyObject *unused)
 {
 	struct send_queue_core *core = (struct send_queue_core *)self;
-	int error = 0;
 
-	if (core->chain.count && !is_forked_child)
-		error = post_requests(core, &core->chain.links->wr, 1);
-	if (!error)
+	if (core->chain.count && !core->batch_error && !is_forked_child)
+		core->batch_error = post_requests(core, &core->chain.links->wr, 1);
+	if (!core->batch_error)
 		core->chain.count = 0;
-	return PyLong_FromLong(error);
+	return PyLong_FromLong(core->batch_error);
 }
 
 static PyObject *send_queue_core_take_failed(PyObject *self, PyObject *number)
