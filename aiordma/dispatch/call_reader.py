@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
+from operator import call
 
-from aiordma.loop import Loop, note_use, run_with_inline_wakeups, watch_closed_loop
+from aiordma.loop import Loop, call_each, note_use, run_with_inline_wakeups, watch_closed_loop
 from aiordma.rdmacm import EndedCalls, IdCalls
-
-logger = logging.getLogger(__name__)
 
 
 class CallReader:
@@ -54,16 +52,7 @@ class CallReader:
 
         The others belong to other ids: they are called even if one raises or is interrupted.
         """
-        interrupt: BaseException | None = None
-        for on_end in self._ended.take():
-            try:
-                on_end()
-            except Exception:
-                logger.exception("could not handle the end of calls on an id")
-            except BaseException as error:
-                interrupt = error
-        if interrupt is not None:
-            raise interrupt
+        call_each(call, self._ended.take(), "could not handle the end of calls on an id")
 
     def stop(self) -> None:
         """Stop reading. Call it when no call is under way, as ChannelReader.stop()."""

@@ -8,7 +8,7 @@ from contextlib import suppress
 from functools import partial
 
 from aiordma.errors import VerbsError
-from aiordma.loop import Loop, run_with_inline_wakeups
+from aiordma.loop import Loop, call_each, run_with_inline_wakeups
 from aiordma.rdmacm import CmEvent, EventChannel
 from aiordma.rdmacm.channel import EVENT_BATCH
 
@@ -54,14 +54,8 @@ class ChannelReader:
             self.stop()  # the fd might stay readable for ever
             self._fail(error)
             return 0
-        interrupt: BaseException | None = None
-        for event in events:  # they are acknowledged, so each one must be dispatched
-            try:
-                self.dispatch_safely(event)
-            except BaseException as error:
-                interrupt = error
-        if interrupt is not None:
-            raise interrupt
+        # They are acknowledged, so each one must be dispatched.
+        call_each(self.dispatch_safely, events, "could not dispatch an event")
         return len(events)
 
     def dispatch_safely(self, event: CmEvent) -> None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING, Protocol
 
 from aiordma._native import fast_path, ffi
 from aiordma.errors import VerbsError
+from aiordma.loop import call_each
 from aiordma.verbs import CompletionQueue
 
 if TYPE_CHECKING:
@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
     from aiordma._native._lib import IbvWc
     from aiordma.dispatch.shared_completion_queue import SharedCompletionQueue
-
-logger = logging.getLogger(__name__)
 
 # A wr_id has two parts: above these bits the key of the handler, in them the request's number.
 KEY_SHIFT = fast_path.KEY_SHIFT
@@ -83,28 +81,21 @@ class CompletionReader:
 
         Each connection gets its own, even if another one raises, or is interrupted by Ctrl-C.
         """
-        interrupt: BaseException | None = None
-        for wc in self.pending():
-            wr_id = wc.wr_id
-            handler = handlers.get(wr_id >> KEY_SHIFT)
+
+        def complete(wc: IbvWc) -> None:
+            handler = handlers.get(wc.wr_id >> KEY_SHIFT)
             if handler is not None:
-                try:
-                    handler.complete(wr_id & LOW_BITS, wc)
-                except Exception:
-                    logger.exception("%s: a completion was not handled", device)
-                except BaseException as error:
-                    interrupt = error
-        for key in self.notified():
-            notify = on_notified.get(key)
-            if notify is not None:  # pragma: no branch - a handler of the batch can detach it
-                try:
-                    notify()
-                except Exception:
-                    logger.exception("%s: a connection was not notified", device)
-                except BaseException as error:
-                    interrupt = error
-        if interrupt is not None:
-            raise interrupt
+                handler.complete(wc.wr_id & LOW_BITS, wc)
+
+        def notify(key: int) -> None:
+            call = on_notified.get(key)
+            if call is not None:  # pragma: no branch - a handler of the batch can detach it
+                call()
+
+        try:
+            call_each(complete, self.pending(), f"{device}: a completion was not handled")
+        finally:
+            call_each(notify, self.notified(), f"{device}: a connection was not notified")
 
     def pending(self) -> Iterable[IbvWc]:
         """Return the completions of the batch for Python. The next poll() overwrites them."""

@@ -1,5 +1,6 @@
 """The event-loop methods that the core needs, and the tools built on them."""
 
+from aiordma.loop.call_each import call_each
 from aiordma.loop.checkpoints import (
     Checkpoint,
     cancellation_of,
@@ -52,6 +53,7 @@ __all__ = [
     "WorkerPool",
     "after_batch",
     "blocking_pool",
+    "call_each",
     "call_threadsafe",
     "cancellation_of",
     "checkpoint",

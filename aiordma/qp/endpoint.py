@@ -351,15 +351,15 @@ class Endpoint(Generic[D_co]):
         self._changed.wake_all()
 
     def _disconnected(self) -> None:
-        if self._is_destroyed:  # it took many iterations of the loop to drain a busy queue
+        if self._is_unlinked:  # it took many iterations of the loop to drain a busy queue
             return
         self.fail(PeerClosed(self._peer_closed()))
         if not self.data_path.counts_flushes:
             self._all_received()
 
     def fail(self, cause: RdmaError) -> None:
-        """End the connection. The first cause is kept. Do nothing if it is destroyed already."""
-        if self._is_destroyed:
+        """End the connection. The first cause is kept. Do nothing if it has no user any more."""
+        if self._is_unlinked:
             return
         ends = self._end is None and not self.closed_here  # else aclose() does the rest
         if self._end is None:
@@ -375,7 +375,7 @@ class Endpoint(Generic[D_co]):
 
     def _all_received(self) -> None:
         """Notify the receivers of the end: all messages that ever arrived were taken."""
-        if self._is_destroyed:
+        if self._is_unlinked:
             return
         if self.device.is_iwarp:
             ran_out = isinstance(self._end, PeerClosed) and self.data_path.ran_out_of_receives
@@ -454,7 +454,7 @@ class Endpoint(Generic[D_co]):
 
     def abort(self) -> None:
         """End the connection at once, and destroy everything in the background. Idempotent."""
-        if "data_path" in vars(self):  # else it is destroyed, and has no user any more
+        if not self._is_unlinked:
             self._start_closing()
             self.data_path.wake()  # no completion will wake the waiting tasks
         self.cm.abort()
@@ -484,6 +484,11 @@ class Endpoint(Generic[D_co]):
         """
         self._unlink = unlink
         self._unlink_if_destroyed()
+
+    @property
+    def _is_unlinked(self) -> bool:
+        """True if everything is destroyed, and the user has dropped the connection."""
+        return "data_path" not in vars(self)
 
     def _unlink_if_destroyed(self) -> None:
         unlink = self._unlink
