@@ -95,13 +95,22 @@ _RECONNECT_RATIO = 1.5
 """The limit of the time until all are served again: x the time that `connections` needs."""
 
 
+_MOST = {
+    **{f"http/{count}": "aiohttp in memory" for count in (1, 50)},
+    **{f"bandwidth/read/{size}": "ib_read_bw -e" for size in (65536, 1048576)},
+}
+"""By the key of a work: the implementation that shows how much can be reached at most."""
+
+
 def is_compared(work: Work, name: str) -> bool:
     """Return True if a goal of this work needs the implementation of this name.
 
-    Of HTTP all are needed: `aiohttp in memory` shows what a transport can reach at most.
+    Those that show what can be reached at most are needed, too.
     """
-    return work.test in (*MANY, "http") or any(
-        rule.key == work.key and name in (*rule.ours, rule.other) for rule in _RULES
+    return (
+        work.test in MANY
+        or name == _MOST.get(work.key)
+        or any(rule.key == work.key and name in (*rule.ours, rule.other) for rule in _RULES)
     )
 
 

@@ -41,13 +41,13 @@ MISTAKES = [
     ),
     Mistake(
         "memory is released when its request was posted, not when it has completed",
-        "aiordma/_native/fast_path/send_queue_core.c",
+        "aiordma/_native/fast_path/send_message.c",
         "\tadd_in_flight(core, (PyObject *)buffer);\n",
         "\tadd_in_flight(core, Py_NewRef((PyObject *)buffer));\n\trelease_buffer(buffer);\n",
     ),
     Mistake(
         "a credit is counted twice",
-        "aiordma/_native/fast_path/send_queue_core.c",
+        "aiordma/_native/fast_path/requests_in_flight.c",
         "\t\tcore->credits += count;\n",
         "\t\tcore->credits += count + (count > 1);\n",
     ),
@@ -99,7 +99,7 @@ MISTAKES = [
     ),
     Mistake(
         "no request of a burst is signaled, so a full queue waits for ever",
-        "aiordma/_native/fast_path/send_queue_core.c",
+        "aiordma/_native/fast_path/send_queue_core.h",
         "\t*is_signaled = needs_completion || core->unsignaled + 1 >= core->signal_interval;\n",
         "\t*is_signaled = needs_completion;\n",
     ),

@@ -262,15 +262,15 @@ def test_one_in_a_reference_cycle_is_collected() -> None:
 def test_slow_functions_must_be_set() -> None:
     queue = fast_path.ReceiveQueue(fast_path.ReceiveRingCore(1, 1))
     core = fast_path.SendQueueCore(1, 1, 1, True)
-    calls: list[Callable[[], object]] = [
-        lambda: queue.recv(None),
-        lambda: queue.next(None),
-        lambda: core.send(None, b""),
-        lambda: core.read(None, None, None),
-        lambda: core.write(None, None, None),
+    attempts = [
+        queue.recv(None),
+        queue.next(None),
+        core.send(None, b""),
+        core.read(None, None, None),
+        core.write(None, None, None),
     ]
-    for call in calls:
+    for attempt in attempts:
         with pytest.raises(RuntimeError, match="set_slow"):
-            call()
+            attempt.send(None)
     core.set_slow(refuse)
     assert send_now(core, b"") == -1  # the queue is not open

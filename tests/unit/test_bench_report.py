@@ -354,6 +354,8 @@ def test_goals_need_some_implementations_and_sizes() -> None:
     }
     assert needed["idle/streams"] == {"aiordma ByteStream"}
     assert needed["http/1"] == {"aiordma aiohttp", "TCP aiohttp", "aiohttp in memory"}
+    assert {"ib_read_bw", "ib_read_bw -e"} <= needed["bandwidth/read/65536"]
+    assert "ib_send_bw -e" not in needed["bandwidth/send/65536"]
     assert "TCP asyncio" in needed["latency/64"]
     assert "pyverbs polling" not in needed["latency/64"]
 

@@ -18,7 +18,7 @@ struct attempt {
 	PyObject *owner;       /* kept alive until the end */
 	PyObject *target;      /* the first argument of the function */
 	PyObject *argument;    /* its second argument, or NULL */
-	PyObject *slow;	       /* makes the coroutine of Python */
+	PyObject *const *slow; /* the member of the target that makes the coroutine of Python */
 	PyObject *checkpoints; /* a tuple of functions, or NULL */
 	PyObject *coroutine;   /* of the current step, or the iterator of a future */
 	PyObject *result;
@@ -37,14 +37,10 @@ static struct attempt *unused[UNUSED_ATTEMPTS];
 static int unused_count;
 
 PyObject *make_attempt(const struct attempt_kind *kind, PyObject *target, PyObject *argument,
-		       PyObject *owner, PyObject *slow, PyObject *checkpoints)
+		       PyObject *owner, PyObject *const *slow, PyObject *checkpoints)
 {
 	struct attempt *attempt;
 
-	if (!slow) {
-		PyErr_SetString(PyExc_RuntimeError, "set_slow() was not called");
-		return NULL;
-	}
 	if (unused_count)
 		attempt = (struct attempt *)PyObject_Init((PyObject *)unused[--unused_count],
 							  attempt_type);
@@ -56,7 +52,7 @@ PyObject *make_attempt(const struct attempt_kind *kind, PyObject *target, PyObje
 	attempt->owner = Py_NewRef(owner);
 	attempt->target = Py_NewRef(target);
 	attempt->argument = Py_XNewRef(argument);
-	attempt->slow = Py_NewRef(slow);
+	attempt->slow = slow;
 	attempt->checkpoints = checkpoints == Py_None ? NULL : Py_XNewRef(checkpoints);
 	attempt->coroutine = attempt->result = NULL;
 	attempt->parking = NULL;
@@ -74,7 +70,6 @@ static int attempt_traverse(PyObject *self, visitproc visit, void *arg)
 	Py_VISIT(attempt->owner);
 	Py_VISIT(attempt->target);
 	Py_VISIT(attempt->argument);
-	Py_VISIT(attempt->slow);
 	Py_VISIT(attempt->checkpoints);
 	Py_VISIT(attempt->coroutine);
 	Py_VISIT(attempt->result);
@@ -104,24 +99,30 @@ static void abandon_transfer(struct attempt *attempt)
 	Py_DECREF((PyObject *)transfer);
 }
 
+/* Drop all that an attempt has in the step TRYING. In the others it has more. */
+static inline void drop_arguments(struct attempt *attempt)
+{
+	Py_CLEAR(attempt->argument);
+	Py_CLEAR(attempt->target);
+	Py_CLEAR(attempt->owner);
+}
+
 static int attempt_clear(PyObject *self)
 {
 	struct attempt *attempt = (struct attempt *)self;
 
+	attempt->is_over = 1;
 	if (attempt->parking)
 		unpark(attempt->parking);
 	attempt->parking = NULL;
 	if (attempt->transfer)
 		abandon_transfer(attempt);
-	Py_CLEAR(attempt->target);
-	Py_CLEAR(attempt->argument);
-	Py_CLEAR(attempt->slow);
 	if (attempt->step != TRYING) {
 		Py_CLEAR(attempt->checkpoints);
 		Py_CLEAR(attempt->coroutine);
 		Py_CLEAR(attempt->result);
 	}
-	Py_CLEAR(attempt->owner);
+	drop_arguments(attempt);
 	return 0;
 }
 
@@ -155,7 +156,6 @@ static void attempt_dealloc(PyObject *self)
 
 static void end(struct attempt *attempt)
 {
-	attempt->is_over = 1;
 	attempt_clear((PyObject *)attempt);
 }
 
@@ -180,16 +180,18 @@ static int await_half(struct attempt *attempt, enum step step, Py_ssize_t index)
 /* Make the coroutine of Python. Its maker gets the argument, and the error if there is one. */
 static int go_slow(struct attempt *attempt, int error)
 {
-	PyObject *argument = attempt->argument, *coroutine;
+	PyObject *slow = *attempt->slow, *argument = attempt->argument, *coroutine = NULL;
 
-	if (error)
-		coroutine = PyObject_CallFunction(attempt->slow, "Oi", argument, error);
+	if (!slow)
+		PyErr_SetString(PyExc_RuntimeError, "set_slow() was not called");
+	else if (error)
+		coroutine = PyObject_CallFunction(slow, "Oi", argument, error);
 	else if (attempt->kind->is_tuple)
-		coroutine = PyObject_CallObject(attempt->slow, argument);
+		coroutine = PyObject_CallObject(slow, argument);
 	else if (argument)
-		coroutine = PyObject_CallFunctionObjArgs(attempt->slow, argument, NULL);
+		coroutine = PyObject_CallFunctionObjArgs(slow, argument, NULL);
 	else
-		coroutine = PyObject_CallNoArgs(attempt->slow);
+		coroutine = PyObject_CallNoArgs(slow);
 	Py_CLEAR(attempt->argument);
 	return await_in(attempt, WAITING, coroutine);
 }
@@ -342,7 +344,8 @@ static PySendResult attempt_resume(PyObject *self, PyObject *value, PyObject **r
 		} else {
 			done = try_now(attempt, result);
 			if (done > 0) { /* the fast path */
-				end(attempt);
+				attempt->is_over = 1;
+				drop_arguments(attempt);
 				return PYGEN_RETURN;
 			}
 			failed = done;

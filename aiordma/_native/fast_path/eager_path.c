@@ -176,7 +176,7 @@ static int try_send(PyObject *self, PyObject *data, PyObject **result, int *erro
 	if (!get_bytes(data, &view))
 		return 0;
 	posted = post_eager(path, view.buf, view.len, error);
-	PyBuffer_Release(&view);
+	release_bytes(&view);
 	if (posted > 0)
 		*result = Py_NewRef(Py_None);
 	return posted;
@@ -212,7 +212,7 @@ static PyObject *eager_path_send(PyObject *self, PyObject *const *args, Py_ssize
 	struct eager_path *path = (struct eager_path *)self;
 
 	if (count == 2)
-		return make_attempt(&kind, self, args[1], args[0], path->slow_send,
+		return make_attempt(&kind, self, args[1], args[0], &path->slow_send,
 				    path->checkpoints);
 	PyErr_SetString(PyExc_TypeError, "send(owner, message)");
 	return NULL;
@@ -366,7 +366,7 @@ static PyObject *eager_path_recv(PyObject *self, PyObject *owner)
 						  find_eager_parking };
 	struct eager_path *path = (struct eager_path *)self;
 
-	return make_attempt(&kind, self, NULL, owner, path->slow_recv, path->checkpoints);
+	return make_attempt(&kind, self, NULL, owner, &path->slow_recv, path->checkpoints);
 }
 
 static PyObject *eager_path_next(PyObject *self, PyObject *owner)
@@ -375,7 +375,7 @@ static PyObject *eager_path_next(PyObject *self, PyObject *owner)
 						  find_eager_parking };
 	struct eager_path *path = (struct eager_path *)self;
 
-	return make_attempt(&kind, self, NULL, owner, path->slow_next, path->checkpoints);
+	return make_attempt(&kind, self, NULL, owner, &path->slow_next, path->checkpoints);
 }
 
 /* --- settings --- */

@@ -216,101 +216,7 @@ void release_buffer(struct pooled_buffer *buffer);
 unsigned long long buffer_size(const struct pooled_buffer *buffer);
 int is_pooled_buffer(PyObject *memory);
 
-/* --- send_queue_core.c --- */
-
-/* The state of a send queue before requests were committed. */
-struct send_queue_mark {
-	unsigned int next_number;
-	int unsignaled;
-	unsigned long long unsignaled_copies;
-	long long credits;
-};
-
-/* A request with memory that the device uses until the request has ended. */
-struct request_in_flight {
-	unsigned int number;
-	PyObject *memory;
-};
-
-/* A message to post: `data`, after a header that can be empty. */
-struct message {
-	const char *header;
-	Py_ssize_t header_length;
-	const char *data;
-	Py_ssize_t length;
-};
-
-/*
- * The state of one send queue. Only the functions of send_queue_core.c and start_transfer.c change
- * it, and poll_within_budget() the state of its polling.
- */
-struct send_queue_core {
-	PyObject_HEAD struct ibv_qp **qp;
-	PyObject *keeper; /* owns the cell */
-	uint64_t first_wr_id;
-	unsigned int next_number;    /* of the next request */
-	unsigned int oldest_pending; /* number of the oldest request that has not completed */
-	long long credits;	     /* free entries in the send queue */
-	int unsignaled;		     /* requests since the last signaled one */
-	unsigned long long unsignaled_copies; /* bytes of the buffers of these requests */
-	int signal_interval;		      /* one request in this many is signaled */
-	int max_inline;
-	int abandoned_reads; /* reads whose tasks were cancelled: later requests are fenced */
-	int waiters;	     /* tasks that need to be notified of every completion */
-	char is_open;	     /* send() and start_transfer() can post */
-	char is_selective;   /* a completion reports the requests before it, too */
-	long long withheld;  /* credits that pause() has taken */
-	struct send_queue_mark mark;	     /* before the last commit() of Python */
-	struct request_in_flight *in_flight; /* Python's requests, a ring of `capacity` entries */
-	unsigned int capacity;
-	unsigned int first_in_flight;
-	unsigned int count_in_flight;
-	struct free_buffers *buffers; /* for copies, or NULL */
-	PyObject *refused;	      /* a list: buffers of requests that were refused, or NULL */
-	unsigned long long messages;
-	unsigned long long nbytes;
-	struct polling polling;
-	/* Transfers. They can start if `make_future` is set. */
-	struct transfers transfers_in_flight;
-	struct transfers queued_reads; /* reads that wait for an RD/atomic credit */
-	PyObject *make_future;	       /* makes the future that a task awaits */
-	PyObject *finish_transfer;     /* makes the coroutine that waits for a transfer's end */
-	PyObject *on_abandoned;	       /* called with a transfer whose waiter was cancelled */
-	char polls_transfers;	       /* tasks wait in that coroutine, which polls */
-	PyObject *pd;		       /* the protection domain of usable memory */
-	PyObject *should_batch;	       /* returns true if requests are batched now */
-	PyObject *on_rd_atomic_credit; /* called when credits are free and other waiters exist */
-	struct aiordma_chain chain;    /* the batched requests: post nothing else before them */
-	int batch_error;	       /* errno with which the device refused them, or 0 */
-	long long rd_atomic_credits;   /* reads and atomics that can start */
-	int rd_atomic_waiters; /* tasks that wait for such a credit, apart from `queued_reads` */
-	char waiters_first;    /* those tasks got credits before `queued_reads` the last time */
-	int read_access;       /* access flags that the target of a read needs */
-	unsigned int max_message_size;
-	char batching;	       /* requests are batched now */
-	PyObject *slow_send;   /* makes the coroutine that sends what send() cannot, or NULL */
-	PyObject *slow_read;   /* the same for read() */
-	PyObject *slow_write;  /* the same for write() */
-	PyObject *checkpoints; /* see make_attempt() */
-	unsigned long long reads, bytes_read, writes, bytes_written, rd_atomic_waits;
-	unsigned long long reads_completed; /* by this core and by Python */
-};
-
-struct send_queue_mark mark_send_queue(const struct send_queue_core *core);
-void commit_request(struct send_queue_core *core, struct ibv_send_wr *wr, int needs_completion);
-void commit_copy(struct send_queue_core *core, struct ibv_send_wr *wr, uint64_t copied,
-		 uint64_t limit, int needs_completion);
-void roll_back_requests(struct send_queue_core *core, struct send_queue_mark mark);
-int post_requests(struct send_queue_core *core, struct ibv_send_wr *first, int is_large);
-int try_post_message(struct send_queue_core *core, const struct message *message, int *error);
-int complete_request(struct send_queue_core *core, const struct ibv_wc *wc,
-		     struct transfers *ended);
-
-/* Return true if requests can be posted at all: there is a queue pair, which is this process's. */
-static inline int is_usable(const struct send_queue_core *core)
-{
-	return core->is_open && core->qp && *core->qp && !is_forked_child;
-}
+#include "send_queue_core.h"
 
 /* --- reference_count.c --- */
 
@@ -363,17 +269,6 @@ void clear_transfers(struct transfers *list);
 int stop_waiting(struct transfer *transfer);
 int release_transfer(struct transfer *transfer);
 int release_transfers(struct transfers *list);
-
-/* --- start_transfer.c --- */
-
-PyObject *send_queue_core_start_transfer(PyObject *self, PyObject *const *args, Py_ssize_t count);
-int try_transfer(struct send_queue_core *core, int opcode, PyObject *memory, PyObject *remote,
-		 PyObject **transfer);
-int stop_waiting_for(struct send_queue_core *core, unsigned int count, int error);
-int grant_rd_atomic_credits(struct send_queue_core *core);
-int end_transfers(struct transfers *list);
-int withdraw_read(struct transfer *transfer);
-int prepare_starting(PyObject *module);
 
 /* --- receive_ring.c --- */
 
@@ -656,15 +551,15 @@ struct attempt_kind {
 /*
  * Return an awaitable that calls the function with the target and the argument. If that cannot
  * finish, it parks and tries again; if it may not park, it awaits slow(argument), or slow() if the
- * argument is NULL. `slow` is NULL if it was not set, which is an error. The awaitable keeps
- * `owner` alive.
+ * argument is NULL. `slow` is a member of the target; it is an error if that is NULL then. The
+ * awaitable keeps `owner` alive, and the target keeps its member as long as the owner lives.
  *
  * `checkpoints` is NULL or None, or a tuple of the two halves of a checkpoint. Then the awaitable
  * first awaits the half that raises if the task is cancelled, and, if the function has finished,
  * the half that lets other tasks run.
  */
 PyObject *make_attempt(const struct attempt_kind *kind, PyObject *target, PyObject *argument,
-		       PyObject *owner, PyObject *slow, PyObject *checkpoints);
+		       PyObject *owner, PyObject *const *slow, PyObject *checkpoints);
 
 /* Return what an attempt_function returns, for a result that is None if it cannot finish. */
 static inline int unless_none(PyObject *found, PyObject **result)
@@ -680,12 +575,29 @@ static inline int unless_none(PyObject *found, PyObject **result)
 /* --- module.c --- */
 
 int is_instance(PyObject *self, const char *type, PyObject *object);
-int get_bytes(PyObject *data, Py_buffer *view);
+int get_buffer(PyObject *data, Py_buffer *view);
 
 /* Providers return an errno, positive or (libsiw) negative, or -1 with errno (libsiw as well). */
 static inline int positive(int result)
 {
 	return result == -1 && errno ? errno : abs(result);
+}
+
+/* Do what get_buffer() does, faster for bytes. End it with release_bytes(). */
+static inline int get_bytes(PyObject *data, Py_buffer *view)
+{
+	if (!PyBytes_CheckExact(data))
+		return get_buffer(data, view);
+	view->obj = NULL;
+	view->buf = PyBytes_AsString(data);
+	view->len = PyBytes_Size(data);
+	return 1;
+}
+
+static inline void release_bytes(Py_buffer *view)
+{
+	if (view->obj)
+		PyBuffer_Release(view);
 }
 
 static inline PyObject *none_unless(int failed)

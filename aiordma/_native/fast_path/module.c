@@ -77,14 +77,8 @@ int is_instance(PyObject *self, const char *type, PyObject *object)
  * Get the memory of a contiguous buffer. Returns 1, or 0 without an exception if it is none: Python
  * raises it. Release the view afterwards.
  */
-int get_bytes(PyObject *data, Py_buffer *view)
+int get_buffer(PyObject *data, Py_buffer *view)
 {
-	if (PyBytes_CheckExact(data)) { /* faster than PyObject_GetBuffer() */
-		view->obj = NULL;
-		view->buf = PyBytes_AsString(data);
-		view->len = PyBytes_Size(data);
-		return 1;
-	}
 	if (!PyObject_CheckBuffer(data))
 		return 0;
 	if (!PyObject_GetBuffer(data, view, PyBUF_SIMPLE))

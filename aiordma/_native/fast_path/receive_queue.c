@@ -176,9 +176,10 @@ static PyObject *receive_queue_copy_out(PyObject *self, PyObject *unused)
 	Py_RETURN_NONE;
 }
 
-static struct received remove_first(struct receive_queue *self)
+/* Remove the oldest message. Returns its entry, which is valid until the next one is appended. */
+static inline const struct received *remove_first(struct receive_queue *self)
 {
-	struct received message = *received_at(self, 0);
+	const struct received *message = received_at(self, 0);
 
 	self->first = (self->first + 1) & (self->capacity - 1);
 	self->count--;
@@ -207,10 +208,10 @@ static inline int has_oldest(struct receive_queue *queue)
 /* Remove the oldest message, and post its slot again. */
 static inline void drop_oldest(struct receive_queue *queue)
 {
-	struct received oldest = remove_first(queue);
+	const struct received *oldest = remove_first(queue);
 
-	Py_XDECREF(oldest.copy);
-	repost_slot(queue, oldest.slot);
+	Py_XDECREF(oldest->copy);
+	repost_slot(queue, oldest->slot);
 }
 
 /* Find the oldest message that has arrived. Returns 1 with its bytes, or 0. */
@@ -291,7 +292,7 @@ static PyObject *receive_queue_recv(PyObject *self, PyObject *owner)
 	static const struct attempt_kind kind = { "Connection.recv", try_take, find_parking };
 	struct receive_queue *queue = (struct receive_queue *)self;
 
-	return make_attempt(&kind, self, NULL, owner, queue->slow_recv, queue->checkpoints);
+	return make_attempt(&kind, self, NULL, owner, &queue->slow_recv, queue->checkpoints);
 }
 
 static PyObject *receive_queue_next(PyObject *self, PyObject *owner)
@@ -299,7 +300,7 @@ static PyObject *receive_queue_next(PyObject *self, PyObject *owner)
 	static const struct attempt_kind kind = { "Connection.__anext__", try_take, find_parking };
 	struct receive_queue *queue = (struct receive_queue *)self;
 
-	return make_attempt(&kind, self, NULL, owner, queue->slow_next, queue->checkpoints);
+	return make_attempt(&kind, self, NULL, owner, &queue->slow_next, queue->checkpoints);
 }
 
 /* The functions are methods of an object that refers to this one. */
@@ -338,11 +339,8 @@ static PyObject *receive_queue_drop_oldest(PyObject *self, PyObject *unused)
 {
 	struct receive_queue *queue = (struct receive_queue *)self;
 
-	if (queue->count) {
-		struct received message = remove_first(queue);
-
-		Py_XDECREF(message.copy);
-	}
+	if (queue->count)
+		Py_XDECREF(remove_first(queue)->copy);
 	Py_RETURN_NONE;
 }
 

@@ -1,18 +1,6 @@
 /* SendQueueCore: the state of one send queue. */
 #include "fast_path.h"
 
-/* Longer messages are copied by Python, without the interpreter's lock. */
-#define LARGEST_COPY 65536
-/* Longer messages are posted without that lock: see post_requests(). */
-#define SMALL_COPY 4096
-/*
- * A request is signaled when the buffers of the unsignaled ones have this number of bytes. The
- * device may have sent them long ago, but they stay in flight until a later request has completed.
- */
-#define UNSIGNALED_COPIES 65536
-/* The most bytes of a message with a header that is sent inline. */
-#define MAX_INLINE_WIRE 512
-
 static int send_queue_core_init(PyObject *self, PyObject *args, PyObject *kwargs)
 {
 	struct send_queue_core *core = (struct send_queue_core *)self;
@@ -26,15 +14,9 @@ static int send_queue_core_init(PyObject *self, PyObject *args, PyObject *kwargs
 	return 0;
 }
 
-static struct request_in_flight *in_flight_at(struct send_queue_core *core, unsigned int index)
-{
-	return &core->in_flight[(core->first_in_flight + index) % core->capacity];
-}
-
 static int send_queue_core_traverse(PyObject *self, visitproc visit, void *arg)
 {
 	struct send_queue_core *core = (struct send_queue_core *)self;
-	unsigned int index;
 	int result;
 
 	Py_VISIT(Py_TYPE(self));
@@ -52,9 +34,9 @@ static int send_queue_core_traverse(PyObject *self, visitproc visit, void *arg)
 	Py_VISIT(core->on_rd_atomic_credit);
 	Py_VISIT((PyObject *)core->buffers);
 	Py_VISIT(core->refused);
-	for (index = 0; index < core->count_in_flight; index++)
-		Py_VISIT(in_flight_at(core, index)->memory);
-	result = visit_transfers(&core->transfers_in_flight, visit, arg);
+	result = visit_in_flight(core, visit, arg);
+	if (!result)
+		result = visit_transfers(&core->transfers_in_flight, visit, arg);
 	return result ? result : visit_transfers(&core->queued_reads, visit, arg);
 }
 
@@ -79,11 +61,7 @@ static int send_queue_core_clear(PyObject *self)
 	Py_CLEAR(core->refused);
 	clear_transfers(&core->transfers_in_flight);
 	clear_transfers(&core->queued_reads);
-	while (core->count_in_flight) {
-		PyObject *memory = in_flight_at(core, --core->count_in_flight)->memory;
-
-		Py_DECREF(memory);
-	}
+	clear_in_flight(core);
 	return 0;
 }
 
@@ -107,11 +85,6 @@ static PyObject *send_queue_core_resumed(PyObject *self, PyObject *unused)
 	Py_RETURN_NONE;
 }
 
-static int has_credit(const void *core)
-{
-	return ((const struct send_queue_core *)core)->credits > 0;
-}
-
 static PyObject *send_queue_core_open(PyObject *self, PyObject *args)
 {
 	struct send_queue_core *core = (struct send_queue_core *)self;
@@ -125,286 +98,6 @@ static PyObject *send_queue_core_open(PyObject *self, PyObject *args)
 	core->first_wr_id = first_wr_id;
 	core->is_open = 1;
 	Py_RETURN_NONE;
-}
-
-struct send_queue_mark mark_send_queue(const struct send_queue_core *core)
-{
-	return (struct send_queue_mark){ core->next_number, core->unsignaled,
-					 core->unsignaled_copies, core->credits };
-}
-
-/* Return the number for the next request. It is signaled if `needs_completion`, or if it is time.
- */
-static uint64_t commit(struct send_queue_core *core, int needs_completion, int *is_signaled)
-{
-	uint64_t wr_id = core->first_wr_id + core->next_number;
-
-	*is_signaled = needs_completion || core->unsignaled + 1 >= core->signal_interval;
-	core->next_number = (core->next_number + 1) & NUMBER_MASK;
-	core->unsignaled = *is_signaled ? 0 : core->unsignaled + 1;
-	if (*is_signaled)
-		core->unsignaled_copies = 0;
-	return wr_id;
-}
-
-static int fence_flags(const struct send_queue_core *core)
-{
-	return core->abandoned_reads ? IBV_SEND_FENCE : 0;
-}
-
-/*
- * Give a request the next number, and take a credit for it. A read needs no fence: reads are done
- * in order, and iWARP allows no fence on them.
- */
-void commit_request(struct send_queue_core *core, struct ibv_send_wr *wr, int needs_completion)
-{
-	int is_signaled;
-
-	wr->wr_id = commit(core, needs_completion, &is_signaled);
-	wr->send_flags |= is_signaled ? IBV_SEND_SIGNALED : 0;
-	if (wr->opcode != IBV_WR_RDMA_READ)
-		wr->send_flags |= fence_flags(core);
-	core->credits--;
-}
-
-/*
- * Do what commit_request() does for a request with `copied` bytes, which are in use until it has
- * ended. It is signaled if the unsignaled ones have `limit` bytes or more.
- */
-void commit_copy(struct send_queue_core *core, struct ibv_send_wr *wr, uint64_t copied,
-		 uint64_t limit, int needs_completion)
-{
-	core->unsignaled_copies += copied;
-	commit_request(core, wr, needs_completion || core->unsignaled_copies >= limit);
-}
-
-/* Undo commit_request() for all requests after the mark: the device has refused them. */
-void roll_back_requests(struct send_queue_core *core, struct send_queue_mark mark)
-{
-	core->next_number = mark.next_number;
-	core->unsignaled = mark.unsignaled;
-	core->unsignaled_copies = mark.unsignaled_copies;
-	core->credits = mark.credits;
-}
-
-/*
- * Post requests that are linked by `next`, and that were committed.
- *
- * A thread that destroys a queue pair sets its cell to NULL with the interpreter's lock held. Small
- * requests are posted with that lock. For large ones it is released, because a soft device might do
- * all of its work in this call; post_all() has a lock of its own. Returns 0 or an errno.
- */
-int post_requests(struct send_queue_core *core, struct ibv_send_wr *first, int is_large)
-{
-	int error;
-
-	if (!is_large)
-		return post_send(*core->qp, first);
-	Py_BEGIN_ALLOW_THREADS
-	error = post_all(core->qp, first);
-	Py_END_ALLOW_THREADS
-	return error;
-}
-
-/* Make room for one more request with memory. Returns 0, or -1 with an exception. */
-static int make_room(struct send_queue_core *core)
-{
-	unsigned int capacity = core->capacity ? 2 * core->capacity : 8, index;
-	struct request_in_flight *larger;
-
-	if (core->count_in_flight < core->capacity)
-		return 0;
-	larger = PyMem_Malloc(capacity * sizeof(*larger));
-	if (!larger) {
-		PyErr_NoMemory();
-		return -1;
-	}
-	for (index = 0; index < core->count_in_flight; index++)
-		larger[index] = *in_flight_at(core, index);
-	PyMem_Free(core->in_flight);
-	core->in_flight = larger;
-	core->capacity = capacity;
-	core->first_in_flight = 0;
-	return 0;
-}
-
-/* Record memory as in flight until the next request has ended. There is room. Steals `memory`. */
-static void add_in_flight(struct send_queue_core *core, PyObject *memory)
-{
-	struct request_in_flight *request = in_flight_at(core, core->count_in_flight++);
-
-	request->number = core->next_number;
-	request->memory = memory;
-}
-
-/*
- * Post a message of `nbytes` at `address`: in a buffer, or inline if `buffer` is NULL. Returns 0 or
- * an errno.
- */
-static int post_message(struct send_queue_core *core, const char *address, Py_ssize_t nbytes,
-			const struct pooled_buffer *buffer)
-{
-	struct send_queue_mark mark = mark_send_queue(core);
-	struct ibv_sge sge = {
-		.addr = (uintptr_t)address,
-		.length = (uint32_t)nbytes,
-		.lkey = buffer ? buffer->lkey : 0,
-	};
-	struct ibv_send_wr wr = {
-		.sg_list = &sge,
-		.num_sge = nbytes ? 1 : 0,
-		.opcode = IBV_WR_SEND,
-		.send_flags = buffer ? 0 : IBV_SEND_INLINE,
-	};
-	int error;
-
-	commit_copy(core, &wr, buffer ? buffer_size(buffer) : 0, UNSIGNALED_COPIES, 0);
-	error = post_requests(core, &wr, nbytes > SMALL_COPY);
-	if (error) {
-		roll_back_requests(core, mark);
-		return error;
-	}
-	core->messages++;
-	core->nbytes += nbytes;
-	return 0;
-}
-
-static char *join_message(const struct message *message, char *where)
-{
-	memcpy(where, message->header, message->header_length);
-	if (message->length) /* else its address can be NULL */
-		memcpy(where + message->header_length, message->data, message->length);
-	return where;
-}
-
-/* Post a message with a header inline. It is not inlined: a message without one needs no `wire`. */
-__attribute__((noinline)) static int post_joined(struct send_queue_core *core,
-						 const struct message *message)
-{
-	char wire[MAX_INLINE_WIRE];
-
-	return post_message(core, join_message(message, wire),
-			    message->header_length + message->length, NULL);
-}
-
-static int post_inline(struct send_queue_core *core, const struct message *message)
-{
-	if (message->header_length)
-		return post_joined(core, message);
-	return post_message(core, message->data, message->length, NULL);
-}
-
-/*
- * Keep the buffer of the request that was refused until the queue pair is destroyed: libsiw keeps a
- * request that it reports as failed, so that the device can still read the buffer.
- */
-static void keep_refused(struct send_queue_core *core)
-{
-	PyObject *buffer = in_flight_at(core, --core->count_in_flight)->memory;
-
-	if (!core->refused)
-		core->refused = PyList_New(0);
-	if (!core->refused || PyList_Append(core->refused, buffer)) {
-		PyErr_Clear();
-		return; /* the buffer stays taken until the pool is closed */
-	}
-	Py_DECREF(buffer);
-}
-
-/* Copy a message to a free buffer and post it. Returns 1, or 0 with an errno or without. */
-static int post_copy(struct send_queue_core *core, const struct message *message, Py_ssize_t nbytes,
-		     int *error)
-{
-	struct pooled_buffer *buffer = take_buffer(core->buffers, nbytes);
-
-	if (!buffer)
-		return 0;
-	if (make_room(core)) {
-		release_buffer(buffer);
-		return -1;
-	}
-	join_message(message, (char *)(uintptr_t)buffer->address);
-	add_in_flight(core, (PyObject *)buffer);
-	*error = post_message(core, (char *)(uintptr_t)buffer->address, nbytes, buffer);
-	if (*error)
-		keep_refused(core);
-	return !*error;
-}
-
-/* Return true if a message must wait for others: for tasks without a credit, or for a batch. */
-static int must_wait(const struct send_queue_core *core)
-{
-	return core->waiters || core->batching || core->chain.count;
-}
-
-/*
- * Post a message now. It is copied if it cannot be inline. Returns 1 if it was posted, or 0 if the
- * caller must take the slow path; `error` is then the errno if posting has failed. Returns -1 with
- * an exception.
- */
-static inline int post_now(struct send_queue_core *core, const struct message *message, int *error)
-{
-	Py_ssize_t nbytes = message->header_length + message->length;
-	int is_inline = nbytes <= core->max_inline &&
-			(!message->header_length || nbytes <= MAX_INLINE_WIRE);
-
-	if (must_wait(core) || (!is_inline && (!core->buffers || nbytes > LARGEST_COPY ||
-					       nbytes > core->max_message_size)))
-		return 0;
-	if (core->credits <= 0 && poll_within_budget(&core->polling, has_credit, core))
-		return -1;
-	/* Polling runs callbacks, which might have closed or destroyed the queue. */
-	if (core->credits <= 0 || !is_usable(core))
-		return 0;
-	if (!is_inline)
-		return post_copy(core, message, nbytes, error);
-	*error = post_inline(core, message);
-	return !*error;
-}
-
-/* See post_now(). */
-int try_post_message(struct send_queue_core *core, const struct message *message, int *error)
-{
-	return post_now(core, message, error);
-}
-
-/* Start a transfer for an attempt, if one can wait for it. */
-static int try_awaited(struct send_queue_core *core, int opcode, PyObject *memory, PyObject *remote,
-		       PyObject **transfer)
-{
-	return core->finish_transfer ? try_transfer(core, opcode, memory, remote, transfer) : 0;
-}
-
-static int try_send(PyObject *self, PyObject *data, PyObject **result, int *error)
-{
-	struct send_queue_core *core = (struct send_queue_core *)self;
-	struct message message = { "", 0, "", 0 };
-	Py_buffer view;
-	int posted;
-
-	if (!PyBytes_CheckExact(data) && !PyByteArray_CheckExact(data) && !PyMemoryView_Check(data))
-		return try_awaited(core, IBV_WR_SEND, data, NULL, result);
-	if (!get_bytes(data, &view))
-		return 0;
-	message.data = view.buf;
-	message.length = view.len;
-	posted = post_now(core, &message, error);
-	PyBuffer_Release(&view);
-	if (posted > 0)
-		*result = Py_NewRef(Py_None);
-	return posted;
-}
-
-static PyObject *send_queue_core_send(PyObject *self, PyObject *const *args, Py_ssize_t count)
-{
-	static const struct attempt_kind kind = { "Connection.send", try_send, NULL };
-	struct send_queue_core *core = (struct send_queue_core *)self;
-
-	if (count == 2)
-		return make_attempt(&kind, self, args[1], args[0], core->slow_send,
-				    core->checkpoints);
-	PyErr_SetString(PyExc_TypeError, "send(owner, data)");
-	return NULL;
 }
 
 /* The functions are methods of objects that refer to this one. */
@@ -428,48 +121,6 @@ static PyObject *send_queue_core_set_slow(PyObject *self, PyObject *slow)
 	Py_RETURN_NONE;
 }
 
-static int try_read(PyObject *self, PyObject *arguments, PyObject **result, int *error)
-{
-	return try_awaited((struct send_queue_core *)self, IBV_WR_RDMA_READ,
-			   PyTuple_GetItem(arguments, 1), PyTuple_GetItem(arguments, 0), result);
-}
-
-static int try_write(PyObject *self, PyObject *arguments, PyObject **result, int *error)
-{
-	return try_awaited((struct send_queue_core *)self, IBV_WR_RDMA_WRITE,
-			   PyTuple_GetItem(arguments, 0), PyTuple_GetItem(arguments, 1), result);
-}
-
-/* Return an attempt of a method with two arguments, which follow the owner. */
-static PyObject *make_access(PyObject *self, const struct attempt_kind *kind, PyObject *slow,
-			     PyObject *const *args, Py_ssize_t count)
-{
-	PyObject *arguments, *attempt;
-
-	if (count != 3) {
-		PyErr_Format(PyExc_TypeError, "%s() takes an owner and two arguments", kind->name);
-		return NULL;
-	}
-	arguments = PyTuple_Pack(2, args[1], args[2]);
-	attempt = arguments ? make_attempt(kind, self, arguments, args[0], slow, NULL) : NULL;
-	Py_XDECREF(arguments);
-	return attempt;
-}
-
-static PyObject *send_queue_core_read(PyObject *self, PyObject *const *args, Py_ssize_t count)
-{
-	static const struct attempt_kind kind = { "Connection.read", try_read, NULL, 1 };
-
-	return make_access(self, &kind, ((struct send_queue_core *)self)->slow_read, args, count);
-}
-
-static PyObject *send_queue_core_write(PyObject *self, PyObject *const *args, Py_ssize_t count)
-{
-	static const struct attempt_kind kind = { "Connection.write", try_write, NULL, 1 };
-
-	return make_access(self, &kind, ((struct send_queue_core *)self)->slow_write, args, count);
-}
-
 static PyObject *send_queue_core_set_slow_access(PyObject *self, PyObject *args)
 {
 	PyObject *read, *write;
@@ -479,166 +130,6 @@ static PyObject *send_queue_core_set_slow_access(PyObject *self, PyObject *args)
 	replace(&((struct send_queue_core *)self)->slow_read, read);
 	replace(&((struct send_queue_core *)self)->slow_write, write);
 	Py_RETURN_NONE;
-}
-
-/*
- * Count all requests up to this number as completed. If a completion of a later request was counted
- * before, nothing changes.
- */
-static void complete_sends(struct send_queue_core *core, unsigned int number)
-{
-	unsigned int count = (number + 1 - core->oldest_pending) & NUMBER_MASK;
-
-	if (count <= ((core->next_number - core->oldest_pending) & NUMBER_MASK)) {
-		core->oldest_pending = (number + 1) & NUMBER_MASK;
-		core->credits += count;
-	}
-}
-
-/* --- requests with memory in flight --- */
-
-/* Return 1 if the request `number` or one before it has this number. */
-static int is_up_to(unsigned int other, unsigned int number)
-{
-	return ((number - other) & NUMBER_MASK) <= NUMBER_MASK >> 1;
-}
-
-/* Remove the request at this index. Returns its memory. */
-static PyObject *remove_in_flight(struct send_queue_core *core, unsigned int index)
-{
-	PyObject *memory = in_flight_at(core, index)->memory;
-
-	for (; index > 0; index--)
-		*in_flight_at(core, index) = *in_flight_at(core, index - 1);
-	core->first_in_flight = (core->first_in_flight + 1) % core->capacity;
-	core->count_in_flight--;
-	return memory;
-}
-
-/*
- * Return the index of the oldest request that has ended with the request `number`, or -1.
- *
- * If signaling is selective, the requests before the completed one have ended, too. If not, each
- * one is reported, because on Linux's siw a read can end after requests that were posted later.
- */
-static int find_ended(struct send_queue_core *core, unsigned int number)
-{
-	unsigned int index;
-
-	if (core->is_selective)
-		return core->count_in_flight && is_up_to(in_flight_at(core, 0)->number, number) ?
-			       0 :
-			       -1;
-	for (index = 0; index < core->count_in_flight; index++)
-		if (in_flight_at(core, index)->number == number)
-			return (int)index;
-	return -1;
-}
-
-/*
- * Release the buffers of copied messages that have ended with the request `number`. Returns 1 if
- * another request has ended, whose memory Python must release.
- */
-static int release_copies(struct send_queue_core *core, unsigned int number)
-{
-	int index;
-
-	while ((index = find_ended(core, number)) >= 0) {
-		if (!is_pooled_buffer(in_flight_at(core, index)->memory))
-			return 1;
-		release_buffer((struct pooled_buffer *)remove_in_flight(core, index));
-	}
-	return 0;
-}
-
-/*
- * Count the request of a completion as completed, and, if signaling is selective, those before it.
- * Release their buffers. If the request is a transfer that has succeeded, move it to `ended`.
- * Returns 1, or 0 if Python must handle the completion, too.
- */
-int complete_request(struct send_queue_core *core, const struct ibv_wc *wc, struct transfers *ended)
-{
-	uint32_t number = (uint32_t)wc->wr_id & NUMBER_MASK;
-	struct transfer *transfer;
-
-	complete_sends(core, number);
-	if (wc->status != IBV_WC_SUCCESS)
-		return 0;
-	core->reads_completed += wc->opcode == IBV_WC_RDMA_READ;
-	transfer = find_transfer(&core->transfers_in_flight, number);
-	if (transfer) {
-		transfer->succeeded = 1;
-		append_transfer(ended, unlink_transfer(&core->transfers_in_flight, transfer));
-		Py_DECREF((PyObject *)transfer);
-	}
-	return !release_copies(core, number) && !core->waiters &&
-	       !(core->queued_reads.first && core->rd_atomic_credits > 0);
-}
-
-static PyObject *send_queue_core_commit(PyObject *self, PyObject *args)
-{
-	struct send_queue_core *core = (struct send_queue_core *)self;
-	int needs_completion, is_read = 0, is_signaled, flags;
-	unsigned long long wr_id;
-	PyObject *memory;
-
-	if (!PyArg_ParseTuple(args, "Op|p", &memory, &needs_completion, &is_read) ||
-	    make_room(core))
-		return NULL;
-	core->mark = mark_send_queue(core);
-	if (memory != Py_None)
-		add_in_flight(core, Py_NewRef(memory));
-	wr_id = commit(core, needs_completion, &is_signaled);
-	flags = (is_signaled ? IBV_SEND_SIGNALED : 0) | (is_read ? 0 : fence_flags(core));
-	return Py_BuildValue("Ki", wr_id, flags);
-}
-
-static PyObject *send_queue_core_roll_back(PyObject *self, PyObject *unused)
-{
-	struct send_queue_core *core = (struct send_queue_core *)self;
-	PyObject *memory = NULL;
-
-	core->next_number = core->mark.next_number;
-	core->unsignaled = core->mark.unsignaled;
-	core->unsignaled_copies = core->mark.unsignaled_copies;
-	if (core->count_in_flight &&
-	    in_flight_at(core, core->count_in_flight - 1)->number == core->next_number)
-		memory = in_flight_at(core, --core->count_in_flight)->memory;
-	Py_XDECREF(memory);
-	Py_RETURN_NONE;
-}
-
-static PyObject *send_queue_core_completed(PyObject *self, PyObject *argument)
-{
-	struct send_queue_core *core = (struct send_queue_core *)self;
-	unsigned long number = PyLong_AsUnsignedLong(argument);
-	PyObject *ended;
-	int index;
-
-	if (PyErr_Occurred())
-		return NULL;
-	complete_sends(core, number);
-	ended = PyList_New(0);
-	while (ended && (index = find_ended(core, number)) >= 0) {
-		PyObject *memory = remove_in_flight(core, index);
-
-		if (PyList_Append(ended, memory))
-			Py_CLEAR(ended);
-		Py_DECREF(memory);
-	}
-	return ended;
-}
-
-static PyObject *send_queue_core_in_flight(PyObject *self, PyObject *unused)
-{
-	struct send_queue_core *core = (struct send_queue_core *)self;
-	PyObject *memories = PyList_New(0);
-	unsigned int index;
-
-	for (index = 0; memories && index < core->count_in_flight; index++)
-		if (PyList_Append(memories, in_flight_at(core, index)->memory))
-			Py_CLEAR(memories);
-	return memories;
 }
 
 /* --- credits, and who waits for them --- */
@@ -855,7 +346,7 @@ static PyObject *send_queue_core_batch(PyObject *self, PyObject *args)
 
 	if (!PyArg_ParseTuple(args, "Oi(KII)(KI)L", &memory, &opcode, &address, &segment.length,
 			      &segment.lkey, &remote, &rkey, &imm) ||
-	    make_room(core))
+	    make_room_in_flight(core))
 		return NULL;
 	if (core->chain.count >= core->chain.capacity) {
 		PyErr_SetString(PyExc_ValueError, "the batch is full");
@@ -930,11 +421,8 @@ static PyObject *send_queue_core_abandon(PyObject *self, PyObject *unused)
 	note_failure(&failure);
 	if (memories)
 		Py_CLEAR(core->refused);
-	while (memories && core->count_in_flight) {
-		PyObject *memory = in_flight_at(core, --core->count_in_flight)->memory;
-
-		Py_DECREF(memory);
-	}
+	if (memories)
+		clear_in_flight(core);
 	core->oldest_pending = core->next_number;
 	Py_CLEAR(core->make_future);
 	Py_CLEAR(core->should_batch);

@@ -106,7 +106,7 @@ static struct transfer *make(struct send_queue_core *core, int opcode, PyObject 
 			     PyObject *remote)
 {
 	struct transfer *transfer = NULL;
-	uint64_t nbytes, room = core->max_message_size;
+	uint64_t nbytes = 0, room = core->max_message_size;
 	PyObject *references;
 
 	if (PyBytes_CheckExact(memory) || get(memory, name_references, &references) <= 0)
@@ -391,8 +391,8 @@ static int start(struct send_queue_core *core, struct transfer *transfer)
 }
 
 /* Start a transfer. Returns as an attempt_function does, with STARTED_TRANSFER if it could. */
-int try_transfer(struct send_queue_core *core, int opcode, PyObject *memory, PyObject *remote,
-		 PyObject **transfer)
+static int try_transfer(struct send_queue_core *core, int opcode, PyObject *memory,
+			PyObject *remote, PyObject **transfer)
 {
 	struct transfer *made;
 	int result;
@@ -409,6 +409,57 @@ int try_transfer(struct send_queue_core *core, int opcode, PyObject *memory, PyO
 	}
 	Py_DECREF((PyObject *)made);
 	return result;
+}
+
+/* Start a transfer for an attempt, if one can wait for it. */
+int try_awaited_transfer(struct send_queue_core *core, int opcode, PyObject *memory,
+			 PyObject *remote, PyObject **transfer)
+{
+	return core->finish_transfer ? try_transfer(core, opcode, memory, remote, transfer) : 0;
+}
+
+static int try_read(PyObject *self, PyObject *arguments, PyObject **result, int *error)
+{
+	return try_awaited_transfer((struct send_queue_core *)self, IBV_WR_RDMA_READ,
+				    PyTuple_GetItem(arguments, 1), PyTuple_GetItem(arguments, 0),
+				    result);
+}
+
+static int try_write(PyObject *self, PyObject *arguments, PyObject **result, int *error)
+{
+	return try_awaited_transfer((struct send_queue_core *)self, IBV_WR_RDMA_WRITE,
+				    PyTuple_GetItem(arguments, 0), PyTuple_GetItem(arguments, 1),
+				    result);
+}
+
+/* Return an attempt of a method with two arguments, which follow the owner. */
+static PyObject *make_access(PyObject *self, const struct attempt_kind *kind, PyObject *const *slow,
+			     PyObject *const *args, Py_ssize_t count)
+{
+	PyObject *arguments, *attempt;
+
+	if (count != 3) {
+		PyErr_Format(PyExc_TypeError, "%s() takes an owner and two arguments", kind->name);
+		return NULL;
+	}
+	arguments = PyTuple_Pack(2, args[1], args[2]);
+	attempt = arguments ? make_attempt(kind, self, arguments, args[0], slow, NULL) : NULL;
+	Py_XDECREF(arguments);
+	return attempt;
+}
+
+PyObject *send_queue_core_read(PyObject *self, PyObject *const *args, Py_ssize_t count)
+{
+	static const struct attempt_kind kind = { "Connection.read", try_read, NULL, 1 };
+
+	return make_access(self, &kind, &((struct send_queue_core *)self)->slow_read, args, count);
+}
+
+PyObject *send_queue_core_write(PyObject *self, PyObject *const *args, Py_ssize_t count)
+{
+	static const struct attempt_kind kind = { "Connection.write", try_write, NULL, 1 };
+
+	return make_access(self, &kind, &((struct send_queue_core *)self)->slow_write, args, count);
 }
 
 PyObject *send_queue_core_start_transfer(PyObject *self, PyObject *const *args, Py_ssize_t count)

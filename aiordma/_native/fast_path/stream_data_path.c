@@ -541,7 +541,7 @@ static PyObject *stream_start_receive(PyObject *self, PyObject *const *args, Py_
 	struct stream_data_path *path = (struct stream_data_path *)self;
 
 	if (count == 2)
-		return make_attempt(&kind, self, args[1], args[0], path->slow_receive,
+		return make_attempt(&kind, self, args[1], args[0], &path->slow_receive,
 				    path->checkpoints);
 	PyErr_SetString(PyExc_TypeError, "start_receive(owner, limit)");
 	return NULL;
@@ -553,7 +553,7 @@ static PyObject *stream_start_send(PyObject *self, PyObject *const *args, Py_ssi
 	struct stream_data_path *path = (struct stream_data_path *)self;
 
 	if (count == 2)
-		return make_attempt(&kind, self, args[1], args[0], path->slow_send,
+		return make_attempt(&kind, self, args[1], args[0], &path->slow_send,
 				    path->checkpoints);
 	PyErr_SetString(PyExc_TypeError, "start_send(owner, data)");
 	return NULL;
