@@ -24,6 +24,7 @@ PARKING_FACTOR: Final[int]
 SHORT_WAIT_FACTOR: Final[int]
 MAX_WAKEUP_NS: Final[int]
 MAX_MISSES: Final[int]
+FORGIVING_HITS: Final[int]
 STREAM_CONTROLS: Final[int]
 
 class SendQueueCore:
@@ -223,7 +224,6 @@ class ReceiveQueue:
     has_waiter: bool
     closed: bool
     poll_budget: int
-    missed_polls: int
     @property
     def preempted(self) -> bool: ...
     @property
@@ -304,7 +304,6 @@ class StreamDataPathCore:
     has_writer: bool
     notify_sendable: bool
     poll_budget: int
-    missed_polls: int
     @property
     def messages_received(self) -> int: ...
     @property
@@ -369,6 +368,8 @@ class CompletionDispatcher:
     def is_reading(self) -> bool: ...
     @property
     def queues(self) -> dict[int, Any]: ...
+    @property
+    def sharers(self) -> dict[int, int]: ...
     def __init__(
         self,
         on_pending: Callable[[], None],
@@ -391,13 +392,15 @@ class CompletionDispatcher:
 
 class _PollState(Protocol):
     poll_budget: int
-    missed_polls: int
 
 class AdaptivePolling:
     def __init__(self, state: _PollState, /) -> None: ...
     def open(self, dispatcher: CompletionDispatcher, busy_poll: int, adaptive: bool, /) -> None: ...
     def close(self) -> None: ...
+    def polled(self, found: bool, /) -> None: ...
     def parked(self, began: int, woken: int, now: int = 0, /) -> None: ...
+    @property
+    def misses(self) -> int: ...
 
 class PolledQueue:
     pollers: int

@@ -30,7 +30,6 @@ class AdaptiveWait:
         "_busy",
         "_change",
         "_polling",
-        "missed_polls",
         "poll_budget",
         "waits",
     )
@@ -45,8 +44,6 @@ class AdaptiveWait:
         self._polling = AdaptivePolling(self)
         self.poll_budget = -1
         """Nanoseconds that the next wait polls. 0 polls once, -1 does not poll."""
-        self.missed_polls = 0
-        """Consecutive polls that found nothing."""
         self.waits = 0
         """The number of waits."""
 
@@ -59,13 +56,9 @@ class AdaptiveWait:
         if condition():
             return
         self.waits += 1
-        if self.poll_budget > 0:
-            busy = self._busy
-            await busy.until(condition, self.poll_budget, preemptible=not busy.is_on)
-            if condition():
-                self.missed_polls = 0
-                return
-            self.missed_polls += 1
+        busy, budget = self._busy, self.poll_budget
+        if budget > 0 and await busy.until_adaptively(condition, budget, self._polling):
+            return
         began = time.monotonic_ns()
         while not condition():
             self._before_parking()

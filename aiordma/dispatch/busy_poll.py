@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from aiordma.dispatch.adaptive_polling import AdaptivePolling
     from aiordma.dispatch.loop_device import LoopDevice
     from aiordma.dispatch.shared_completion_queue import SharedCompletionQueue
 
@@ -40,6 +41,18 @@ class BusyPoll:
         For a task whose poll ended because the loop had work to do.
         """
         await self._loop_device.budget.yield_to_loop()
+
+    async def until_adaptively(
+        self, is_over: Callable[[], bool], nanoseconds: int, policy: AdaptivePolling
+    ) -> bool:
+        """Poll as until(), for a wait with this policy. Return `is_over()`, and note it there.
+
+        It is preemptible unless the user has set a polling time. Cancelling only ends the polling.
+        """
+        await self.until(is_over, nanoseconds, preemptible=not self.is_on)
+        found = is_over()
+        policy.polled(found)
+        return found
 
     async def until(
         self, is_over: Callable[[], bool], nanoseconds: int, *, preemptible: bool = False

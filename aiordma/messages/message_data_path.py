@@ -21,8 +21,8 @@ from aiordma.qp.last_receive import LastReceive
 from aiordma.qp.operation import WC_OPCODE_OF, Operation, Operations
 from aiordma.qp.post_list import PostList
 from aiordma.qp.probe import Probe, probe_by_write
-from aiordma.qp.receive_ring import ReceiveRing
-from aiordma.qp.resources import RECEIVE, QueuePairResources
+from aiordma.qp.receive_ring import RECEIVE, ReceiveRing
+from aiordma.qp.resources import QueuePairResources
 from aiordma.qp.scatter_gather import ScatterGatherBuilder
 from aiordma.qp.send_queue import NUMBER_MASK, SendQueue
 from aiordma.qp.shared_receives import SharedReceives
@@ -129,7 +129,7 @@ class MessageDataPath:
             qp = resources.make_qp(self._ring, self.sends)
         else:
             qp = resources.make_srq_qp(shared_receives, self.sends)
-            shared_receives.add(qp.number, self)
+            shared_receives.add(qp.number, self, resources.key)
             self._wait_for_last_receive(qp)
         self._use(qp)
         return qp

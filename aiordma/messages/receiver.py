@@ -217,14 +217,10 @@ class Receiver:
             if self._raise_if_cancelled is not None:
                 await self._raise_if_cancelled()
             if queue.poll_budget > 0 and (queue.preempted or not has_polled):
-                is_preemptible = not self._busy.is_on
-                await self._busy.until(
-                    self._is_ready, queue.poll_budget, preemptible=is_preemptible
+                is_ready = await self._busy.until_adaptively(
+                    self._is_ready, queue.poll_budget, self.polling
                 )
-                is_ready = self._is_ready()
-                if not is_ready:
-                    queue.missed_polls += 1
-                elif self._schedule_point is not None:
+                if is_ready and self._schedule_point is not None:
                     await self._schedule_point()
             while not is_ready:
                 queue.waiter = waiter = self._make_future()

@@ -4,8 +4,8 @@ from aiordma.qp.data_path import DataPath, EndpointCallbacks
 from aiordma.qp.endpoint import Endpoint
 from aiordma.qp.operation import WC_OPCODE_OF, Operation, Operations
 from aiordma.qp.post_list import MemoryRequest, PostList
-from aiordma.qp.receive_ring import ReceiveRing
-from aiordma.qp.resources import RECEIVE, QueuePairResources
+from aiordma.qp.receive_ring import RECEIVE, ReceiveRing
+from aiordma.qp.resources import QueuePairResources
 from aiordma.qp.scatter_gather import (
     ScatterGatherBuilder,
     ScatterGatherList,

@@ -9,8 +9,12 @@ from aiordma.dispatch import MemoryDomain
 from aiordma.enums import AccessFlags
 from aiordma.errors import VerbsError
 from aiordma.memory import AllocatedRegion
+from aiordma.qp.send_queue import NUMBER_MASK
 from aiordma.rdmacm import IdCalls
 from aiordma.verbs import ProtectionDomain, QueuePair
+
+# In the lower half of a wr_id: set for receives, whose slot is in the other bits.
+RECEIVE = NUMBER_MASK + 1
 
 
 class ReceivePoster(Protocol):

@@ -15,17 +15,14 @@ from aiordma.dispatch import (
     SharedCompletionQueue,
 )
 from aiordma.loop import call_threadsafe
-from aiordma.qp.receive_ring import ReceiveRing
-from aiordma.qp.send_queue import NUMBER_MASK, SendQueue
+from aiordma.qp.receive_ring import RECEIVE, ReceiveRing
+from aiordma.qp.send_queue import SendQueue
 from aiordma.qp.shared_receives import SharedReceives
 from aiordma.rdmacm import IdCalls
 from aiordma.verbs import AsyncEvent, QueuePair, QueuePairCaps, QueuePairInit
 
 if TYPE_CHECKING:
     from aiordma._native._fast_path import ReceiveQueue, SendQueueCore, StreamDataPathCore
-
-# In the lower half of a wr_id: set for receives, whose slot is in the other bits.
-RECEIVE = NUMBER_MASK + 1
 
 
 class QueuePairResources:
@@ -60,7 +57,8 @@ class QueuePairResources:
         """The completion queue of the send queue, once the queue pair is made."""
         self.recv_cq: SharedCompletionQueue
         """The completion queue of the receives, once the queue pair is made."""
-        self._key = self.loop_device.attach(callbacks)
+        self.key = self.loop_device.attach(callbacks)
+        """The upper half of the wr_ids."""
         self._cm = cm
         self._caps = caps
         self._entries = caps.max_send_wr + caps.max_recv_wr + late
@@ -98,7 +96,7 @@ class QueuePairResources:
     @property
     def _first_receive(self) -> int:
         """The wr_id of the receive of slot 0."""
-        return self._key << KEY_SHIFT | RECEIVE
+        return self.key << KEY_SHIFT | RECEIVE
 
     def add_qp(self, calls: IdCalls, ring: ReceiveRing, sends: SendQueue) -> QueuePair | None:
         """Add to `calls` what make_qp() does. Return the queue pair, which is not made yet.
@@ -110,7 +108,7 @@ class QueuePairResources:
             return None
         cq = self.send_cq.cq
         qp = calls.create_qp(QueuePairInit(self._caps, cq, cq), self.domain.pd)
-        sends.open(qp, self.domain.pool, self._key << KEY_SHIFT)
+        sends.open(qp, self.domain.pool, self.key << KEY_SHIFT)
         ring.add_post_all(calls, qp, self._first_receive)
         return qp
 
@@ -133,7 +131,7 @@ class QueuePairResources:
 
     def _make(self, init: QueuePairInit, sends: SendQueue) -> QueuePair:
         qp = self._cm.make_qp(init, self.domain.pd)
-        sends.open(qp, self.domain.pool, self._key << KEY_SHIFT)
+        sends.open(qp, self.domain.pool, self.key << KEY_SHIFT)
         # Read completions from now on: data can arrive before the peer's confirmation, or instead
         # of a lost one.
         if not self.loop_device.is_reading:
@@ -147,11 +145,11 @@ class QueuePairResources:
         on_notified: Callable[[], None],
     ) -> None:
         """Let the fast path take the completions first: see LoopDevice.attach_fast_path."""
-        self.loop_device.attach_fast_path(self._key, sends, receives, on_notified)
+        self.loop_device.attach_fast_path(self.key, sends, receives, on_notified)
 
     def watch(self, qp: QueuePair, handler: Callable[[AsyncEvent], None]) -> None:
         """Call `handler` on the loop with the asynchronous events of the queue pair."""
-        self.loop_device.queue_pairs.add(self._key, qp, self.send_cq.cq, handler)
+        self.loop_device.queue_pairs.add(self.key, qp, self.send_cq.cq, handler)
 
     def drain(self, then: Callable[[], None]) -> None:
         """Take all completions, those of receives last, then call `then`: see LoopDevice.drain."""
@@ -163,7 +161,7 @@ class QueuePairResources:
         self.loop_device.drain(self.recv_cq, then)
 
     def _release(self) -> None:
-        self.loop_device.detach(self._key)
+        self.loop_device.detach(self.key)
         if hasattr(self, "send_cq"):
             self.loop_device.unreserve(self.send_cq, self._entries)
         self.domain.release()

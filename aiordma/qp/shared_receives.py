@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 from aiordma.dispatch import KEY_SHIFT, LoopDevice, SharedCompletionQueue
 from aiordma.errors import VerbsError
 from aiordma.loop import Loop, ensure_called, worker_pool
-from aiordma.qp.receive_ring import ReceiveRing
+from aiordma.qp.receive_ring import RECEIVE, ReceiveRing
 from aiordma.qp.send_queue import NUMBER_MASK
 from aiordma.verbs import Device, SharedReceiveQueue, SharedReceiveQueueCaps
 
@@ -33,7 +33,8 @@ class SharedReceives:
     """A shared receive queue of one loop and device, its ring, and its consumers.
 
     It exists as long as it has users: a listener, and the connections that the listener accepted. A
-    completion contains the number of the queue pair that used the buffer.
+    completion contains the number of the queue pair that used the buffer. By it, C code finds the
+    connection of a message (`CompletionDispatcher.sharers`); a failed receive is handled here.
     """
 
     def __init__(self, loop: Loop, device: Device, depth: int, slot_size: int) -> None:
@@ -70,7 +71,7 @@ class SharedReceives:
         try:
             ring.allocate(shared.pd)
             srq = SharedReceiveQueue.create(shared.pd, SharedReceiveQueueCaps(max_wr=ring.slots))
-            ring.post_all(srq, self._key << KEY_SHIFT)
+            ring.post_all(srq, self._key << KEY_SHIFT | RECEIVE)
         except BaseException:
             if srq is not None:
                 srq.close()
@@ -80,9 +81,13 @@ class SharedReceives:
         self._queue = queue
         return srq
 
-    def add(self, qp_num: int, consumer: ReceiveConsumer) -> None:
-        """Pass the messages of this queue pair to `consumer`, until remove()."""
+    def add(self, qp_num: int, consumer: ReceiveConsumer, key: int) -> None:
+        """Pass the messages of this queue pair to `consumer`, until remove().
+
+        Once LoopDevice.attach_fast_path() was called with its `key`, they go to its ReceiveQueue.
+        """
         self._consumers[qp_num] = consumer
+        self._loop_device.dispatcher.sharers[qp_num] = key
 
     # --- on the loop's thread ---
 
@@ -94,6 +99,7 @@ class SharedReceives:
         """Undo add(): the queue pair is destroyed."""
         if self._consumers.get(qp_num) is consumer:
             del self._consumers[qp_num]
+            del self._loop_device.dispatcher.sharers[qp_num]
 
     def complete(self, number: int, wc: IbvWc) -> None:
         """Handle a completion. Called by the LoopDevice."""

@@ -128,6 +128,4 @@ class StreamReceiver:
         core, busy = self._data_path.core, self._data_path.busy
         if core.poll_budget <= 0 or (has_polled and not core.preempted) or self.is_readable():
             return
-        await busy.until(self.is_readable, core.poll_budget, preemptible=not busy.is_on)
-        if not self.is_readable():
-            core.missed_polls += 1
+        await busy.until_adaptively(self.is_readable, core.poll_budget, self._data_path.polling)

@@ -19,7 +19,10 @@ from aiordma.loop import WaitQueue
 
 WAKEUP = 10_000
 MAX_MISSES, MAX_WAKEUP_NS = fast_path.MAX_MISSES, fast_path.MAX_WAKEUP_NS
+FORGIVING_HITS = fast_path.FORGIVING_HITS
 FACTOR = fast_path.SHORT_WAIT_FACTOR * fast_path.PARKING_FACTOR
+PARKING = fast_path.PARKING_FACTOR * WAKEUP
+"""The cost of parking, in nanoseconds, if the measured part of a wake-up takes WAKEUP."""
 LONGEST = FACTOR * WAKEUP
 """The limit of a short wait, in nanoseconds, if the measured part of a wake-up takes WAKEUP."""
 
@@ -42,6 +45,11 @@ class Rig:
         self.polling.parked(began, woken, self.now)
         return self.queue.poll_budget
 
+    def polled(self, *found: bool) -> None:
+        """Note polls that found a message or not."""
+        for value in found:
+            self.polling.polled(value)
+
 
 @pytest.fixture
 def rig() -> Rig:
@@ -50,12 +58,14 @@ def rig() -> Rig:
 
 def test_after_a_short_wait_the_next_polls_and_a_long_wait_stops_that(rig: Rig) -> None:
     assert rig.queue.poll_budget == 0  # the first wait polls once
-    for wait in (1000, 50_000, LONGEST // 2):
+    for wait in (1000, PARKING // 2):
+        assert rig.wait(wait) == PARKING
+    for wait in (PARKING, LONGEST // 2):
         assert rig.wait(wait) == wait + wait // 2  # a little longer than the last
     for wait in (LONGEST, 10 * LONGEST, 1_000_000_000):
         assert (rig.wait(LONGEST - 1), rig.wait(wait)) == (LONGEST, 0)
     assert rig.wait(1000) > 0
-    rig.queue.missed_polls += 1
+    rig.polled(False)
     found = [rig.wait(nanoseconds) > 0 for nanoseconds in (1000, LONGEST, 1000, 1000)]
     assert found == [False, False, False, True]  # the count of short waits starts again
 
@@ -73,11 +83,12 @@ def test_the_wakeup_is_measured_from_the_event_on(rig: Rig) -> None:
     rig.dispatcher.handle_event()
     arrived = rig.dispatcher.last_event_at
     rig.now = arrived + WAKEUP
-    rig.polling.parked(arrived - 1000, rig.now, rig.now)
-    assert rig.queue.poll_budget == 1500
+    wait = PARKING + PARKING // 2
+    rig.polling.parked(arrived - wait, rig.now, rig.now)
+    assert rig.queue.poll_budget == wait + wait // 2
     rig.now += 100 * WAKEUP  # this time other tasks have polled: the event is an old one
-    rig.polling.parked(rig.now - 2000, rig.now - 1000, rig.now)
-    assert rig.queue.poll_budget == 1500
+    rig.polling.parked(rig.now - wait - 1000, rig.now - 1000, rig.now)
+    assert rig.queue.poll_budget == wait + wait // 2
 
 
 def test_wakeups_are_averaged(rig: Rig) -> None:
@@ -89,14 +100,25 @@ def test_wakeups_are_averaged(rig: Rig) -> None:
 
 @pytest.mark.parametrize("misses", range(MAX_MISSES + 4))
 def test_each_miss_doubles_the_short_waits_that_polling_needs(rig: Rig, misses: int) -> None:
-    rig.queue.missed_polls += misses
+    rig.polled(*[False] * misses)
     needed = 1 << min(misses, MAX_MISSES)
     found = [rig.wait(1000) > 0 for _ in range(needed + 3)]
     assert found == [False] * (needed - 1) + [True] * 4
-    rig.queue.missed_polls += 1  # the count of short waits starts again
+    assert rig.polling.misses == min(misses, MAX_MISSES)
+    rig.polled(False)  # the count of short waits starts again
     assert rig.wait(1000) == -1
-    rig.queue.missed_polls = 0  # a poll has found a message
+    rig.polled(True)
     assert rig.wait(1000) > 0
+
+
+@pytest.mark.parametrize("hits", range(FORGIVING_HITS + 3))
+def test_a_miss_after_several_hits_is_not_counted(rig: Rig, hits: int) -> None:
+    rig.polled(False, *[True] * hits, False)
+    is_forgiven = hits >= FORGIVING_HITS
+    assert rig.polling.misses == (0 if is_forgiven else 1 if hits else 2)
+    assert (rig.wait(1000) > 0) == is_forgiven
+    rig.polled(False)  # the second one in a row
+    assert rig.wait(1000) == -1
 
 
 @pytest.mark.parametrize("options", [{}, {"adaptive": False}, {"busy": 7000}])
@@ -107,7 +129,7 @@ def test_a_constant_poll_budget(options: dict[str, Any]) -> None:
         budget = rig.wait(wait)
         assert budget == busy or not options
         assert rig.dispatcher.budget_start == rig.now  # a wait that goes on begins a new one
-    rig.queue.missed_polls += 1
+    rig.polled(False)
     assert rig.wait(1000) == (busy if options else -1)
 
 
@@ -132,22 +154,24 @@ class WaitRig:
         clock = SimpleNamespace(monotonic_ns=lambda: self.now)
         monkeypatch.setattr(adaptive_polling, "time", clock)
         self.is_over = False
-        self.polls: list[tuple[int, bool]] = []
-        """The nanoseconds of each poll, and whether it was preemptible."""
+        self.polls: list[int] = []
+        """The nanoseconds of each poll."""
         self.on_poll: Callable[[], object] = lambda: None
-        self.nanoseconds, self.is_on = busy, busy > 0
+        self.nanoseconds = busy
         self.change = WaitQueue(asyncio.get_running_loop())
         poller: Any = self
         self.before_parking = mock.Mock()
         self.wait = AdaptiveWait(self.change, poller, self.before_parking)
         self.wait.open(fast_path.CompletionDispatcher(lambda: None), adaptive=True)
 
-    async def until(
-        self, condition: Callable[[], bool], nanoseconds: int, *, preemptible: bool
-    ) -> None:
+    async def until_adaptively(
+        self, condition: Callable[[], bool], nanoseconds: int, policy: AdaptivePolling
+    ) -> bool:
         """Poll, in place of BusyPoll."""
-        self.polls.append((nanoseconds, preemptible))
+        self.polls.append(nanoseconds)
         self.on_poll()
+        policy.polled(self.is_over)
+        return self.is_over
 
     async def parked(self, nanoseconds: int) -> None:
         """Wait, and park for this time."""
@@ -169,18 +193,37 @@ class WaitRig:
 @pytest.mark.asyncio
 async def test_an_adaptive_wait_polls_after_a_short_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     rig = WaitRig(monkeypatch)
-    await rig.parked(50_000)
+    wait = fast_path.PARKING_FACTOR * MAX_WAKEUP_NS  # the wake-up is over by the fake clock
+    await rig.parked(wait)
     assert rig.polls == []  # the first wait parks
     assert rig.before_parking.call_count == 2  # woken twice
     rig.is_over, rig.on_poll = False, rig.end
     await rig.wait.until(lambda: rig.is_over)
     await rig.wait.until(lambda: rig.is_over)  # it is over already
-    assert (rig.polls, rig.wait.missed_polls) == ([(75_000, True)], 0)
+    assert rig.polls == [wait + wait // 2]
     rig.on_poll = lambda: None
     await rig.parked(50_000)
-    assert (len(rig.polls), rig.wait.missed_polls) == (2, 1)
+    assert len(rig.polls) == 2
     await rig.parked(50_000)  # after a miss, one short wait is not enough
     assert len(rig.polls) == 2
+
+
+@pytest.mark.asyncio
+async def test_an_adaptive_wait_polls_again_after_a_miss_among_hits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rig = WaitRig(monkeypatch)
+    await rig.parked(50_000)
+    rig.on_poll = rig.end
+    for _ in range(FORGIVING_HITS):
+        rig.is_over = False
+        await rig.wait.until(lambda: rig.is_over)
+    rig.on_poll = lambda: None
+    for polls in (FORGIVING_HITS + 1, FORGIVING_HITS + 2):
+        await rig.parked(50_000)
+        assert len(rig.polls) == polls
+    await rig.parked(50_000)  # after the second miss in a row, one short wait is not enough
+    assert len(rig.polls) == FORGIVING_HITS + 2
 
 
 @pytest.mark.asyncio
@@ -190,4 +233,4 @@ async def test_an_adaptive_wait_with_busy_poll_always_polls(
     rig = WaitRig(monkeypatch, busy=7000)
     for wait in (1000, 100 * LONGEST):
         await rig.parked(wait)
-    assert rig.polls == [(7000, False)] * 2
+    assert rig.polls == [7000] * 2

@@ -14,7 +14,8 @@ import loops
 import pytest
 import pytest_asyncio
 
-from aiordma.dispatch import BusyPoll, busy_poll
+from aiordma._native import fast_path
+from aiordma.dispatch import AdaptivePolling, BusyPoll, busy_poll
 from aiordma.dispatch.busy_poll import MAX_POLL_NS
 from aiordma.loop import LoopTimeBudget, running_loop
 
@@ -137,19 +138,37 @@ async def test_the_queue_counts_the_tasks_that_poll(rig: Rig) -> None:
     assert (len(rig.polls), len(rig.pollers_left)) == (count, 2)
 
 
-@pytest.mark.parametrize("preemptible", [False, True])
-async def test_preemptible_polling_ends_for_other_tasks(rig: Rig, preemptible: bool) -> None:
+def notify_at_the_second_poll(rig: Rig) -> None:
+    """Let the second poll find a completion for another task."""
+
     def notify() -> None:
         if len(rig.polls) == 2:
             rig.state.notified_at = rig.now
 
     rig.on_poll = notify
     rig.longest = MS // 10
+
+
+@pytest.mark.parametrize("preemptible", [False, True])
+async def test_preemptible_polling_ends_for_other_tasks(rig: Rig, preemptible: bool) -> None:
+    notify_at_the_second_poll(rig)
     await rig.until(never, 10 * MS, preemptible=preemptible)
     assert ((len(rig.polls) == 2), rig.pollers_left) == (preemptible, [0])
     if preemptible:
         await rig.until(never, 10 * MS, preemptible=True)
         assert len(rig.polls) == 2  # the loop has not run the other tasks yet
+
+
+@pytest.mark.parametrize("seconds", [0.0, 1.0])
+async def test_an_adaptive_poll_notes_what_it_found(rig: Rig, seconds: float) -> None:
+    notify_at_the_second_poll(rig)
+    queue = fast_path.ReceiveQueue(fast_path.ReceiveRingCore(1, 1))
+    busy, policy = rig.make(seconds), AdaptivePolling(queue)
+    assert not await busy.until_adaptively(never, MS // 2, policy)
+    # A polling time that the user has set has precedence over other tasks.
+    assert (len(rig.polls), policy.misses) == (5 if seconds else 2, 1)
+    assert await busy.until_adaptively(lambda: True, MS // 2, policy)
+    assert policy.misses == 0
 
 
 async def test_yielding_to_the_loop_begins_a_new_budget(rig: Rig) -> None:

@@ -62,6 +62,8 @@ class Rig:
         self._posted: list[int] = []
         self.receives = fast_path.ReceiveQueue(self.ring)
         self.receives.notify = False
+        self.policy = fast_path.AdaptivePolling(self.receives)
+        self.receives.set_parking(None, self.policy)
         self.core = fast_path.SendQueueCore(8, 1, 16)
         self.core.open(verbs, verbs.qp_cell, FIRST)
         self.dispatcher.attach(KEY, self.core, self.receives)
@@ -224,6 +226,25 @@ def test_completions_for_python_come_in_batches_and_unchanged(verbs: Queues, rig
     rig.complete()
     rig.poll()
     assert (rig.notified, rig.receives.notify) == ([KEY], False)  # once
+
+
+def test_shared_receives_go_to_the_queue_pair_with_their_number(verbs: Queues, rig: Rig) -> None:
+    """The key in such a receive is that of the shared receive queue, which has no entry."""
+    shared, flushed = 50, WcStatus.WR_FLUSH_ERR
+    rig.dispatcher.sharers.update({17: KEY, 18: KEY + 1})
+    slot = rig.fill(b"hello")
+    verbs.received(shared, slot, 5, qp_num=17)
+    assert (rig.poll(), rig.for_python) == (1, [])
+    assert (rig.receives.take_bytes(), rig.ring.posted) == (b"hello", SLOTS)
+    receive = shared << 32 | RECEIVE | slot
+    for number in (18, 19):  # of a queue pair that is not attached, and of one that does not share
+        verbs.received(shared, slot, 5, qp_num=number)
+    verbs.received(shared, slot, status=flushed, qp_num=17)
+    verbs.put(shared << 32 | slot, 5, qp_num=17)
+    assert (rig.poll(), rig.for_python) == (4, [receive, receive, receive, shared << 32 | slot])
+    del rig.dispatcher.sharers[17]
+    verbs.received(shared, slot, 5, qp_num=17)
+    assert (rig.poll(), rig.for_python[4:], len(rig.receives)) == (1, [receive], 0)
 
 
 def test_nothing_is_polled_while_a_batch_is_dispatched(verbs: Queues, rig: Rig) -> None:
@@ -553,17 +574,17 @@ def test_take_bytes_polls_for_the_poll_budget(verbs: Queues) -> None:
         began = time.monotonic_ns()
         assert rig.receives.take_bytes() is None
         assert time.monotonic_ns() - began >= 200_000
-        assert (rig.receives.missed_polls, rig.receives.preempted) == (missed, False)
+        assert (rig.policy.misses, rig.receives.preempted) == (missed, False)
     rig.receives.poll_budget = 15 * S
     rig.complete()
     polls = verbs.polls
     verbs.hide_completions(100)
     assert (rig.receives.take_bytes(), verbs.polls - polls) == (b"hello", 101)
-    assert (rig.receives.missed_polls, rig.notified) == (0, [])
-    rig.receives.missed_polls = 3
+    assert (rig.policy.misses, rig.notified) == (0, [])
+    rig.policy.polled(False)
     rig.on_take = rig.arrive  # as with a shared receive queue
     verbs.sent(9, 1)
-    assert (rig.receives.take_bytes(), rig.receives.missed_polls) == (b"hello", 0)
+    assert (rig.receives.take_bytes(), rig.policy.misses) == (b"hello", 0)
     rig.complete()
     polls = verbs.polls
     for dispatcher, budget in ((rig.dispatcher, -1), (None, 5)):
@@ -579,7 +600,7 @@ def test_no_task_polls_beyond_the_budget_of_the_loop(verbs: Queues, rig: Rig) ->
         dispatcher.budget, dispatcher.budget_start = length, time.monotonic_ns()
         assert receives.take_bytes() is None
         assert time.monotonic_ns() >= dispatcher.budget_start + length
-        assert (receives.preempted, receives.missed_polls) == (True, 0)
+        assert (receives.preempted, rig.policy.misses) == (True, 0)
     rig.complete()
     dispatcher.budget = dispatcher.budget_start = 0
     rig.core.pause()
@@ -601,7 +622,7 @@ def test_work_for_another_task_ends_polling(verbs: Queues, rig: Rig, key: int) -
     rig.core.commit(object(), True)  # a request of Python, which handles its completion
     verbs.sent(key, 1)
     assert rig.receives.take_bytes() is None
-    assert (rig.for_python, rig.receives.missed_polls) == ([key << 32 | 1], 0)
+    assert (rig.for_python, rig.policy.misses) == ([key << 32 | 1], 0)
     assert rig.dispatcher.notified_at > rig.dispatcher.budget_start
     rig.complete()
     assert (rig.receives.take_bytes(), rig.receives.preempted, verbs.polls) == (None, True, 1)

@@ -95,7 +95,7 @@ async def test_a_message_without_a_consumer_is_dropped(simulation: Simulation) -
         await loops.sleep(0.01)
         assert (len(other.receiver), server.posted) == (0, SLOTS)
         removed: Any = SimpleNamespace()
-        server.receives.add(number, other)
+        server.receives.add(number, other, other._resources.key)
         server.receives.remove(number, removed)
         await client.send(b"hello")
         assert await end.connection.recv() == b"hello"

@@ -6,7 +6,14 @@
  * than that, polling a little longer than the last wait took saves nearly all of this time,
  * provided that the next message arrives in time. It does when the peer waits for answers, too. So
  * a wait polls only when that pays: after short waits, and the less often, the more often polling
- * found no message.
+ * found no message. A poll lasts at least as long as parking takes. So a miss at most doubles the
+ * time of a wait that is as short, and a wait that was short because its message had nearly arrived
+ * does not make the next one miss.
+ *
+ * A single miss says little. This loop or that of the peer may have had other work for once, such
+ * as a message of another connection. If both sides parked several waits for that, a busy
+ * connection among others that have a message now and then would hardly ever poll. So one miss
+ * after several hits is not counted.
  */
 #include "fast_path.h"
 
@@ -24,17 +31,20 @@
 #define SHORT_WAIT_FACTOR 4
 /* Each missed poll makes polling less frequent, up to this number of misses. */
 #define MAX_MISSES 6
+/* A miss is not counted if it follows this number of polls that found what they waited for. */
+#define FORGIVING_HITS 4
 
 struct adaptive_polling {
 	PyObject_HEAD PyObject *state;
 	struct completion_dispatcher *dispatcher;
-	long long wakeup; /* the average measured part of a wake-up, in nanoseconds */
-	long long short_waits;
-	long known_misses;
+	long long wakeup;	  /* the average measured part of a wake-up, in nanoseconds */
+	unsigned int hits;	  /* consecutive polls that found what they waited for */
+	unsigned int misses;	  /* counted since the last hit */
+	unsigned int short_waits; /* consecutive ones since the last counted miss */
 	char is_adaptive;
 };
 
-static PyObject *name_poll_budget, *name_missed_polls;
+static PyObject *name_poll_budget;
 
 static int adaptive_polling_init(PyObject *self, PyObject *args, PyObject *kwargs)
 {
@@ -98,48 +108,56 @@ static PyObject *adaptive_polling_close(PyObject *self, PyObject *unused)
 	return none_unless(set_budget((struct adaptive_polling *)self, -1));
 }
 
-static int get_misses(const struct adaptive_polling *self, long *misses)
+/* Note a poll, and whether it found what it waited for. See AdaptivePolling.polled(). */
+void note_poll(struct adaptive_polling *polling, int found)
 {
-	PyObject *value = PyObject_GetAttr(self->state, name_missed_polls);
-
-	if (!value)
-		return -1;
-	*misses = PyLong_AsLong(value);
-	Py_DECREF(value);
-	return PyErr_Occurred() ? -1 : 0;
+	if (found) {
+		polling->hits += polling->hits < FORGIVING_HITS;
+		polling->misses = 0;
+		return;
+	}
+	if (polling->hits < FORGIVING_HITS) {
+		polling->misses += polling->misses < MAX_MISSES;
+		polling->short_waits = 0;
+	}
+	polling->hits = 0;
 }
 
 /* Note a wait. Returns 0, or -1 with an exception. See AdaptivePolling.parked(). */
 int note_wait(struct adaptive_polling *polling, long long began, long long woken, long long now)
 {
-	long long arrived, wait, wakeup, longest;
-	int needed;
-	long misses;
+	long long arrived, wait, wakeup, longest, budget;
 
 	if (polling->dispatcher)
 		polling->dispatcher->budget_start = now;
 	if (!polling->is_adaptive)
 		return 0;
-	if (get_misses(polling, &misses))
-		return -1;
 	arrived = woken; /* without an event if another task polled it */
 	if (polling->dispatcher && polling->dispatcher->last_event_at >= began)
 		arrived = polling->dispatcher->last_event_at;
 	wait = arrived - began;
 	wakeup = now - arrived < MAX_WAKEUP_NS ? now - arrived : MAX_WAKEUP_NS;
 	polling->wakeup = polling->wakeup ? (3 * polling->wakeup + wakeup) / 4 : wakeup;
-	if (polling->known_misses != misses) {
-		polling->known_misses = misses;
-		polling->short_waits = 0;
-	}
 	longest = SHORT_WAIT_FACTOR * PARKING_FACTOR * polling->wakeup;
 	polling->short_waits = wait < longest ? polling->short_waits + 1 : 0;
-	needed = 1 << (misses < MAX_MISSES ? misses : MAX_MISSES);
 	/* After a miss it does not poll even once: the completions might be those of other tasks.
 	 */
-	if (polling->short_waits < needed)
-		return set_budget(polling, misses ? -1 : 0);
-	return set_budget(polling, wait + wait / 2 < longest ? wait + wait / 2 : longest);
+	if (polling->short_waits < 1U << polling->misses)
+		return set_budget(polling, polling->misses ? -1 : 0);
+	budget = wait + wait / 2;
+	if (budget < PARKING_FACTOR * polling->wakeup)
+		budget = PARKING_FACTOR * polling->wakeup;
+	return set_budget(polling, budget < longest ? budget : longest);
+}
+
+static PyObject *adaptive_polling_polled(PyObject *self, PyObject *found)
+{
+	int is_found = PyObject_IsTrue(found);
+
+	if (is_found < 0)
+		return NULL;
+	note_poll((struct adaptive_polling *)self, is_found);
+	Py_RETURN_NONE;
 }
 
 static PyObject *adaptive_polling_parked(PyObject *self, PyObject *args)
@@ -158,23 +176,32 @@ static PyMethodDef adaptive_polling_methods[] = {
 	  "nanoseconds. If that is 0 and `adaptive` is true, it polls when that pays." },
 	{ "close", adaptive_polling_close, METH_NOARGS,
 	  "Stop polling. Called before the completion queue is destroyed. Idempotent." },
+	{ "polled", adaptive_polling_polled, METH_O,
+	  "polled(found): note a poll of a wait, and whether it found what it waited for." },
 	{ "parked", adaptive_polling_parked, METH_VARARGS,
 	  "parked(began, woken, now): note that a wait parked at `began`, was woken at `woken`, "
 	  "and goes on `now`, all by time.monotonic_ns(). Without `now`: at this moment." },
 	{ NULL, NULL, 0, NULL },
 };
 
+static PyMemberDef adaptive_polling_members[] = {
+	{ "misses", T_UINT, offsetof(struct adaptive_polling, misses), READONLY,
+	  "The number of misses since the last poll that found something, up to MAX_MISSES. One "
+	  "that follows FORGIVING_HITS polls that found something does not count." },
+	{ NULL, 0, 0, 0, NULL },
+};
+
 static PyType_Slot adaptive_polling_slots[] = {
 	{ Py_tp_doc,
 	  (void *)"AdaptivePolling(state): the polling policy of the waits of one task at a time. "
-		  "It reads state.missed_polls, the number of consecutive polls that found "
-		  "nothing. It sets state.poll_budget, the nanoseconds that the next wait polls: 0 "
-		  "polls once, -1 does not poll." },
+		  "It sets state.poll_budget, the nanoseconds that the next wait polls: 0 polls "
+		  "once, -1 does not poll." },
 	{ Py_tp_new, PyType_GenericNew },
 	{ Py_tp_init, adaptive_polling_init },
 	{ Py_tp_traverse, adaptive_polling_traverse },
 	{ Py_tp_clear, adaptive_polling_clear },
 	{ Py_tp_dealloc, adaptive_polling_dealloc },
+	{ Py_tp_members, adaptive_polling_members },
 	{ Py_tp_methods, adaptive_polling_methods },
 	{ 0, NULL },
 };
@@ -189,12 +216,11 @@ PyType_Spec adaptive_polling_spec = {
 int prepare_adaptive_polling(PyObject *module)
 {
 	name_poll_budget = PyUnicode_InternFromString("poll_budget");
-	name_missed_polls = PyUnicode_InternFromString("missed_polls");
-	return !name_poll_budget || !name_missed_polls ||
-			       PyModule_AddIntMacro(module, PARKING_FACTOR) ||
+	return !name_poll_budget || PyModule_AddIntMacro(module, PARKING_FACTOR) ||
 			       PyModule_AddIntMacro(module, SHORT_WAIT_FACTOR) ||
 			       PyModule_AddIntMacro(module, MAX_WAKEUP_NS) ||
-			       PyModule_AddIntMacro(module, MAX_MISSES) ?
+			       PyModule_AddIntMacro(module, MAX_MISSES) ||
+			       PyModule_AddIntMacro(module, FORGIVING_HITS) ?
 		       -1 :
 		       0;
 }

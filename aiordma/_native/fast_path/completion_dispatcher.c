@@ -108,6 +108,30 @@ static PyObject *completion_dispatcher_detach(PyObject *self, PyObject *number)
 	Py_RETURN_NONE;
 }
 
+/* Return the entry of a queue pair that shares its receives with others, or NULL. */
+static struct dispatch_entry *find_sharer(struct completion_dispatcher *self, uint32_t qp_num)
+{
+	PyObject *number = PyLong_FromUnsignedLong(qp_num);
+	PyObject *key = number ? PyDict_GetItemWithError(self->sharers, number) : NULL;
+	struct dispatch_entry *entry =
+		key ? find_entry(self, (uint32_t)PyLong_AsUnsignedLong(key)) : NULL;
+
+	Py_XDECREF(number);
+	PyErr_Clear(); /* without memory, Python handles the completion */
+	return entry;
+}
+
+/* Return the entry that a completion belongs to, or NULL: Python must handle it. */
+static struct dispatch_entry *entry_of(struct completion_dispatcher *self, const struct ibv_wc *wc)
+{
+	struct dispatch_entry *entry = find_entry(self, (uint32_t)(wc->wr_id >> KEY_SHIFT));
+
+	/* The key in a shared receive is that of the shared receive queue. */
+	if (entry && !entry->key && wc->wr_id & RECEIVE && wc->status == IBV_WC_SUCCESS)
+		entry = find_sharer(self, wc->qp_num);
+	return entry && entry->key ? entry : NULL;
+}
+
 /* Note that a queue pair has pending work for Python. */
 static int notify(struct completion_dispatcher *self, uint32_t number)
 {
@@ -190,14 +214,14 @@ static void handle_batch(struct completion_dispatcher *self, int count, struct f
 	self->pending = 0;
 	for (index = 0; index < count; index++) {
 		struct ibv_wc *wc = &self->batch[index];
-		struct dispatch_entry *entry = find_entry(self, (uint32_t)(wc->wr_id >> KEY_SHIFT));
+		struct dispatch_entry *entry = entry_of(self, wc);
 		int done = 0;
 
-		if (entry && entry->key && wc->wr_id & RECEIVE && wc->status != IBV_WC_SUCCESS)
+		if (entry && wc->wr_id & RECEIVE && wc->status != IBV_WC_SUCCESS)
 			done = take_failed_receive(entry, wc);
-		else if (entry && entry->key && entry->stream)
+		else if (entry && entry->stream)
 			done = take_of_stream(self, entry, wc);
-		else if (entry && entry->key)
+		else if (entry)
 			done = wc->wr_id & RECEIVE ? take_receive(self, entry, wc) :
 						     take_send(self, entry, wc);
 		if (done < 0)
@@ -327,7 +351,11 @@ static int completion_dispatcher_init(PyObject *self, PyObject *args, PyObject *
 	dispatcher->notified = PyList_New(0);
 	dispatcher->woken = PyList_New(0);
 	dispatcher->queues = PyDict_New();
-	return dispatcher->notified && dispatcher->woken && dispatcher->queues ? 0 : -1;
+	dispatcher->sharers = PyDict_New();
+	return dispatcher->notified && dispatcher->woken && dispatcher->queues &&
+			       dispatcher->sharers ?
+		       0 :
+		       -1;
 }
 
 static int completion_dispatcher_traverse(PyObject *self, visitproc visit, void *arg)
@@ -341,6 +369,7 @@ static int completion_dispatcher_traverse(PyObject *self, visitproc visit, void 
 	Py_VISIT(dispatcher->notified);
 	Py_VISIT(dispatcher->woken);
 	Py_VISIT(dispatcher->queues);
+	Py_VISIT(dispatcher->sharers);
 	Py_VISIT(dispatcher->on_failure);
 	Py_VISIT(dispatcher->on_full);
 	Py_VISIT(dispatcher->on_wait);
@@ -380,6 +409,7 @@ static void completion_dispatcher_dealloc(PyObject *self)
 	Py_CLEAR(((struct completion_dispatcher *)self)->notified);
 	Py_CLEAR(((struct completion_dispatcher *)self)->woken);
 	Py_CLEAR(((struct completion_dispatcher *)self)->queues);
+	Py_CLEAR(((struct completion_dispatcher *)self)->sharers);
 	simple_dealloc(self);
 }
 
@@ -404,6 +434,8 @@ static PyMemberDef completion_dispatcher_members[] = {
 	  READONLY, "time.monotonic_ns() of the last call of handle_event()." },
 	{ "queues", T_OBJECT, offsetof(struct completion_dispatcher, queues), READONLY,
 	  "A dict: the PolledQueues by the address of their queue." },
+	{ "sharers", T_OBJECT, offsetof(struct completion_dispatcher, sharers), READONLY,
+	  "A dict: the keys of queue pairs with shared receives, by the queue pairs' numbers." },
 	{ "on_wait", T_OBJECT, offsetof(struct completion_dispatcher, on_wait), 0,
 	  "Called before the loop waits if a queue is not armed. None: handle_event() arms it." },
 	{ "has_unarmed", T_BOOL, offsetof(struct completion_dispatcher, has_unarmed), 0,

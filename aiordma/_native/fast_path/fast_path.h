@@ -112,6 +112,7 @@ struct completion_dispatcher {
 	PyObject *woken;      /* a list: futures of tasks that wait for what the batch contains */
 	PyObject *on_pending; /* called if there are pending completions or notified keys */
 	PyObject *queues;     /* a dict: PolledQueues by the address of their queue */
+	PyObject *sharers;    /* a dict: keys by the numbers of queue pairs with shared receives */
 	PyObject *on_failure; /* called with an errno and the name of the function that failed */
 	PyObject *on_full;    /* called with a PolledQueue that might have more than a batch */
 	struct ibv_comp_channel *channel; /* valid while `is_reading` */
@@ -154,6 +155,7 @@ PyObject *set_polling(PyObject *self, struct polling *polling, PyObject *args);
 
 struct adaptive_polling;
 
+void note_poll(struct adaptive_polling *polling, int found);
 int note_wait(struct adaptive_polling *polling, long long began, long long woken, long long now);
 int prepare_adaptive_polling(PyObject *module);
 
@@ -174,6 +176,7 @@ struct parking {
 PyObject *await_future(PyObject *future);
 PyObject *park(struct parking *parking);
 void unpark(struct parking *parking);
+void note_polled(struct parking *parking, const struct polling *polling, int found);
 int collect_waiter(struct parking *parking, PyObject *woken);
 void wake_waiter(struct parking *parking);
 int note_parked(struct parking *parking);
@@ -319,7 +322,6 @@ struct receive_queue {
 	unsigned long long nbytes;
 	unsigned long long spilled;
 	struct polling polling;
-	unsigned int missed_polls; /* consecutive polls that found no message */
 };
 
 int append_received(struct receive_queue *self, const struct received *message);
@@ -489,7 +491,6 @@ struct stream_data_path {
 	PyObject *slow_send;	/* makes the coroutine that sends what is not posted, or NULL */
 	struct parking parking; /* of the task that waits to read */
 	struct polling polling;
-	unsigned int missed_polls; /* consecutive polls that found no bytes */
 };
 
 void complete_stream_sends(struct stream_data_path *self, unsigned int number);

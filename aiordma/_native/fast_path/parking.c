@@ -64,6 +64,13 @@ void unpark(struct parking *parking)
 	Py_CLEAR(parking->waiter);
 }
 
+/* Note a poll before parking. One that other work has ended is noted by the slow path. */
+void note_polled(struct parking *parking, const struct polling *polling, int found)
+{
+	if (parking->policy && (found || (polling->budget > 0 && !polling->preempted)))
+		note_poll(parking->policy, found);
+}
+
 /* Note the duration of a wait that has ended with a wake-up. Returns 0, or -1 with an exception. */
 int note_parked(struct parking *parking)
 {

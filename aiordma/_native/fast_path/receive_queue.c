@@ -197,10 +197,7 @@ static inline int has_oldest(struct receive_queue *queue)
 	if (!queue->count) {
 		if (poll_within_budget(&queue->polling, has_message, queue))
 			return -1;
-		if (queue->count)
-			queue->missed_polls = 0;
-		else if (queue->polling.budget > 0 && !queue->polling.preempted)
-			queue->missed_polls++;
+		note_polled(&queue->parking, &queue->polling, queue->count > 0);
 	}
 	return queue->count && !queue->closed;
 }
@@ -383,8 +380,6 @@ static PyMemberDef receive_queue_members[] = {
 	  "Nanoseconds for which take_bytes() polls for a message. Negative: it does not poll." },
 	{ "preempted", T_BOOL, offsetof(struct receive_queue, polling.preempted), READONLY,
 	  "True if the last poll ended early: the loop or another task had work to do." },
-	{ "missed_polls", T_UINT, offsetof(struct receive_queue, missed_polls), 0,
-	  "The number of consecutive polls that found no message." },
 	{ "messages", T_ULONGLONG, offsetof(struct receive_queue, messages), READONLY,
 	  "The number of messages that have arrived." },
 	{ "nbytes", T_ULONGLONG, offsetof(struct receive_queue, nbytes), READONLY,

@@ -364,10 +364,7 @@ static int poll_bytes(struct stream_data_path *self)
 		self->parking.waiter = waiter;
 		if (failed)
 			return -1;
-		if (self->inbound->available)
-			self->missed_polls = 0;
-		else if (self->polling.budget > 0 && !self->polling.preempted)
-			self->missed_polls++;
+		note_polled(&self->parking, &self->polling, self->inbound->available > 0);
 	}
 	return self->inbound->available && !self->closed;
 }
@@ -639,8 +636,6 @@ static PyMemberDef stream_members[] = {
 	  "Nanoseconds for which read() polls for bytes. Negative: it does not poll." },
 	{ "preempted", T_BOOL, offsetof(struct stream_data_path, polling.preempted), READONLY,
 	  "True if the last poll ended early: the loop or another task had work to do." },
-	{ "missed_polls", T_UINT, offsetof(struct stream_data_path, missed_polls), 0,
-	  "The number of consecutive polls that found no bytes." },
 	{ NULL, 0, 0, 0, NULL },
 };
 
