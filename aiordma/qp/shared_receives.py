@@ -34,7 +34,7 @@ class SharedReceives:
 
     It exists as long as it has users: a listener, and the connections that the listener accepted. A
     completion contains the number of the queue pair that used the buffer. By it, C code finds the
-    connection of a message (`CompletionDispatcher.sharers`); a failed receive is handled here.
+    connection of a message (`CompletionDispatcher.consumers`); a failed receive is handled here.
     """
 
     def __init__(self, loop: Loop, device: Device, depth: int, slot_size: int) -> None:
@@ -87,7 +87,7 @@ class SharedReceives:
         Once LoopDevice.attach_fast_path() was called with its `key`, they go to its ReceiveQueue.
         """
         self._consumers[qp_num] = consumer
-        self._loop_device.dispatcher.sharers[qp_num] = key
+        self._loop_device.dispatcher.consumers[qp_num] = key
 
     # --- on the loop's thread ---
 
@@ -99,7 +99,7 @@ class SharedReceives:
         """Undo add(): the queue pair is destroyed."""
         if self._consumers.get(qp_num) is consumer:
             del self._consumers[qp_num]
-            del self._loop_device.dispatcher.sharers[qp_num]
+            del self._loop_device.dispatcher.consumers[qp_num]
 
     def complete(self, number: int, wc: IbvWc) -> None:
         """Handle a completion. Called by the LoopDevice."""

@@ -231,7 +231,7 @@ def test_completions_for_python_come_in_batches_and_unchanged(verbs: Queues, rig
 def test_shared_receives_go_to_the_queue_pair_with_their_number(verbs: Queues, rig: Rig) -> None:
     """The key in such a receive is that of the shared receive queue, which has no entry."""
     shared, flushed = 50, WcStatus.WR_FLUSH_ERR
-    rig.dispatcher.sharers.update({17: KEY, 18: KEY + 1})
+    rig.dispatcher.consumers.update({17: KEY, 18: KEY + 1})
     slot = rig.fill(b"hello")
     verbs.received(shared, slot, 5, qp_num=17)
     assert (rig.poll(), rig.for_python) == (1, [])
@@ -242,7 +242,7 @@ def test_shared_receives_go_to_the_queue_pair_with_their_number(verbs: Queues, r
     verbs.received(shared, slot, status=flushed, qp_num=17)
     verbs.put(shared << 32 | slot, 5, qp_num=17)
     assert (rig.poll(), rig.for_python) == (4, [receive, receive, receive, shared << 32 | slot])
-    del rig.dispatcher.sharers[17]
+    del rig.dispatcher.consumers[17]
     verbs.received(shared, slot, 5, qp_num=17)
     assert (rig.poll(), rig.for_python[4:], len(rig.receives)) == (1, [receive], 0)
 

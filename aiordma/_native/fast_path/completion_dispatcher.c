@@ -108,16 +108,16 @@ static PyObject *completion_dispatcher_detach(PyObject *self, PyObject *number)
 	Py_RETURN_NONE;
 }
 
-/* Return the entry of a queue pair that shares its receives with others, or NULL. */
-static struct dispatch_entry *find_sharer(struct completion_dispatcher *self, uint32_t qp_num)
+/* Return the entry of the queue pair that has used a shared receive, or NULL. */
+static struct dispatch_entry *find_consumer(struct completion_dispatcher *self, uint32_t qp_num)
 {
 	PyObject *number = PyLong_FromUnsignedLong(qp_num);
-	PyObject *key = number ? PyDict_GetItemWithError(self->sharers, number) : NULL;
+	PyObject *key = number ? PyDict_GetItemWithError(self->consumers, number) : NULL;
 	struct dispatch_entry *entry =
 		key ? find_entry(self, (uint32_t)PyLong_AsUnsignedLong(key)) : NULL;
 
 	Py_XDECREF(number);
-	PyErr_Clear(); /* without memory, Python handles the completion */
+	PyErr_Clear(); /* a lack of memory: Python handles the completion */
 	return entry;
 }
 
@@ -128,7 +128,7 @@ static struct dispatch_entry *entry_of(struct completion_dispatcher *self, const
 
 	/* The key in a shared receive is that of the shared receive queue. */
 	if (entry && !entry->key && wc->wr_id & RECEIVE && wc->status == IBV_WC_SUCCESS)
-		entry = find_sharer(self, wc->qp_num);
+		entry = find_consumer(self, wc->qp_num);
 	return entry && entry->key ? entry : NULL;
 }
 
@@ -351,9 +351,9 @@ static int completion_dispatcher_init(PyObject *self, PyObject *args, PyObject *
 	dispatcher->notified = PyList_New(0);
 	dispatcher->woken = PyList_New(0);
 	dispatcher->queues = PyDict_New();
-	dispatcher->sharers = PyDict_New();
+	dispatcher->consumers = PyDict_New();
 	return dispatcher->notified && dispatcher->woken && dispatcher->queues &&
-			       dispatcher->sharers ?
+			       dispatcher->consumers ?
 		       0 :
 		       -1;
 }
@@ -369,7 +369,7 @@ static int completion_dispatcher_traverse(PyObject *self, visitproc visit, void 
 	Py_VISIT(dispatcher->notified);
 	Py_VISIT(dispatcher->woken);
 	Py_VISIT(dispatcher->queues);
-	Py_VISIT(dispatcher->sharers);
+	Py_VISIT(dispatcher->consumers);
 	Py_VISIT(dispatcher->on_failure);
 	Py_VISIT(dispatcher->on_full);
 	Py_VISIT(dispatcher->on_wait);
@@ -409,7 +409,7 @@ static void completion_dispatcher_dealloc(PyObject *self)
 	Py_CLEAR(((struct completion_dispatcher *)self)->notified);
 	Py_CLEAR(((struct completion_dispatcher *)self)->woken);
 	Py_CLEAR(((struct completion_dispatcher *)self)->queues);
-	Py_CLEAR(((struct completion_dispatcher *)self)->sharers);
+	Py_CLEAR(((struct completion_dispatcher *)self)->consumers);
 	simple_dealloc(self);
 }
 
@@ -434,8 +434,8 @@ static PyMemberDef completion_dispatcher_members[] = {
 	  READONLY, "time.monotonic_ns() of the last call of handle_event()." },
 	{ "queues", T_OBJECT, offsetof(struct completion_dispatcher, queues), READONLY,
 	  "A dict: the PolledQueues by the address of their queue." },
-	{ "sharers", T_OBJECT, offsetof(struct completion_dispatcher, sharers), READONLY,
-	  "A dict: the keys of queue pairs with shared receives, by the queue pairs' numbers." },
+	{ "consumers", T_OBJECT, offsetof(struct completion_dispatcher, consumers), READONLY,
+	  "A dict: the keys of the queue pairs that use shared receives, by their numbers." },
 	{ "on_wait", T_OBJECT, offsetof(struct completion_dispatcher, on_wait), 0,
 	  "Called before the loop waits if a queue is not armed. None: handle_event() arms it." },
 	{ "has_unarmed", T_BOOL, offsetof(struct completion_dispatcher, has_unarmed), 0,

@@ -112,7 +112,8 @@ struct completion_dispatcher {
 	PyObject *woken;      /* a list: futures of tasks that wait for what the batch contains */
 	PyObject *on_pending; /* called if there are pending completions or notified keys */
 	PyObject *queues;     /* a dict: PolledQueues by the address of their queue */
-	PyObject *sharers;    /* a dict: keys by the numbers of queue pairs with shared receives */
+	PyObject *consumers;  /* a dict: keys of queue pairs that use shared receives, by their
+				 number */
 	PyObject *on_failure; /* called with an errno and the name of the function that failed */
 	PyObject *on_full;    /* called with a PolledQueue that might have more than a batch */
 	struct ibv_comp_channel *channel; /* valid while `is_reading` */
