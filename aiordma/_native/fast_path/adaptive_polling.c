@@ -126,7 +126,7 @@ void note_poll(struct adaptive_polling *polling, int found)
 /* Note a wait. Returns 0, or -1 with an exception. See AdaptivePolling.parked(). */
 int note_wait(struct adaptive_polling *polling, long long began, long long woken, long long now)
 {
-	long long arrived, wait, wakeup, longest, budget;
+	long long arrived, wait, wakeup, parking, longest, budget;
 
 	if (polling->dispatcher)
 		polling->dispatcher->budget_start = now;
@@ -138,15 +138,14 @@ int note_wait(struct adaptive_polling *polling, long long began, long long woken
 	wait = arrived - began;
 	wakeup = now - arrived < MAX_WAKEUP_NS ? now - arrived : MAX_WAKEUP_NS;
 	polling->wakeup = polling->wakeup ? (3 * polling->wakeup + wakeup) / 4 : wakeup;
-	longest = SHORT_WAIT_FACTOR * PARKING_FACTOR * polling->wakeup;
+	parking = PARKING_FACTOR * polling->wakeup;
+	longest = SHORT_WAIT_FACTOR * parking;
 	polling->short_waits = wait < longest ? polling->short_waits + 1 : 0;
 	/* After a miss it does not poll even once: the completions might be those of other tasks.
 	 */
 	if (polling->short_waits < 1U << polling->misses)
 		return set_budget(polling, polling->misses ? -1 : 0);
-	budget = wait + wait / 2;
-	if (budget < PARKING_FACTOR * polling->wakeup)
-		budget = PARKING_FACTOR * polling->wakeup;
+	budget = wait + wait / 2 > parking ? wait + wait / 2 : parking;
 	return set_budget(polling, budget < longest ? budget : longest);
 }
 
