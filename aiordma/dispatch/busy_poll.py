@@ -47,20 +47,24 @@ class BusyPoll:
     ) -> bool:
         """Poll as until(), for a wait with this policy. Return `is_over()`, and note it there.
 
-        It is preemptible unless the user has set a polling time. Cancelling only ends the polling.
+        It does not end for other tasks if the user has set a polling time. Cancelling only ends the
+        polling.
         """
-        await self.until(is_over, nanoseconds, preemptible=not self.is_on)
+        await self.until(is_over, nanoseconds, None if self.is_on else policy)
         found = is_over()
         policy.polled(found)
         return found
 
     async def until(
-        self, is_over: Callable[[], bool], nanoseconds: int, *, preemptible: bool = False
+        self,
+        is_over: Callable[[], bool],
+        nanoseconds: int,
+        policy: AdaptivePolling | None = None,
     ) -> None:
         """Poll until `is_over()` returns True, or for `nanoseconds`.
 
-        If `preemptible`, it also ends when other tasks have completions to handle. Requests in
-        unposted post lists are posted first.
+        With a `policy`, it lets the loop run when other tasks have completions to handle, or ends
+        then: as the policy says. Requests in unposted post lists are posted first.
 
         Cancelling only ends the polling.
         """
@@ -75,8 +79,12 @@ class BusyPoll:
         end = now + nanoseconds
         queue.pollers += 1
         try:
-            while now < end and not (is_over() or (preemptible and budget.is_preempted)):
-                if budget.is_exhausted(now):
+            while now < end and not is_over():
+                if policy is not None and budget.is_preempted:
+                    if not policy.may_go_on():
+                        break
+                    await budget.yield_to_loop()
+                elif budget.is_exhausted(now):
                     await budget.yield_to_loop()
                 else:
                     loop_device.poll_for(queue, min(end - now, MAX_POLL_NS))

@@ -370,7 +370,7 @@ class MessageDataPath:
         self.sends.core.set_polling(None, 0, -1)
         self.receiver.polling.close()
         self.receiver.queue.set_polling(None, 0, -1)
-        self.receiver.queue.set_parking(None, None)
+        self.receiver.queue.set_parking(None, None, None)
         shared_receives = self._shared_receives
         if shared_receives is not None:
             if self._qp is not None:

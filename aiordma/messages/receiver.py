@@ -27,6 +27,7 @@ from aiordma.loop import (
     future_factory,
     refuse_forked_child,
     schedule_point_of,
+    yield_of,
 )
 from aiordma.messages.message import Message
 from aiordma.qp.data_path import EndpointCallbacks
@@ -78,7 +79,7 @@ class Receiver:
         # On a loop with checkpoints (trio), each await must pass one, also when a message is there.
         queue.checkpoints = checkpoint_halves_of(type(loop))
         queue.set_slow(self.recv, self.next)
-        queue.set_parking(self._make_future, self.polling)
+        queue.set_parking(self._make_future, yield_of(loop), self.polling)
 
     def start(self) -> None:
         """Let recv() and next() of the core wait for messages: the connection is established."""
@@ -216,7 +217,7 @@ class Receiver:
         try:
             if self._raise_if_cancelled is not None:
                 await self._raise_if_cancelled()
-            if queue.poll_budget > 0 and (queue.preempted or not has_polled):
+            if queue.poll_budget > 0 and not has_polled:
                 is_ready = await self._busy.until_adaptively(
                     self._is_ready, queue.poll_budget, self.polling
                 )

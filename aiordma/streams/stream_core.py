@@ -24,6 +24,7 @@ from aiordma.loop import (
     checkpoint_of,
     future_factory,
     schedule_point_of,
+    yield_of,
 )
 from aiordma.memory import MemoryRegion, MemorySlice, byte_view
 from aiordma.qp.endpoint import Endpoint
@@ -109,7 +110,9 @@ class StreamCore:
         data_path.core.swaps = data_path.protocol.swaps
         data_path.core.checkpoints = checkpoint_halves_of(type(self.loop))
         data_path.core.set_slow(self.receiver.receive, self.send_rest)
-        data_path.core.set_parking(future_factory(self.loop), data_path.polling)
+        data_path.core.set_parking(
+            future_factory(self.loop), yield_of(self.loop), data_path.polling
+        )
         data_path.core.may_park = not self.endpoint.closed
         self._is_open = True
         adaptive = self.options.adaptive_poll

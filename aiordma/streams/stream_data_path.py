@@ -311,6 +311,6 @@ class StreamDataPath:
         if hasattr(self, "core"):
             for core in (self.core, self.sends.core):
                 core.set_polling(None, 0, -1)
-            self.core.set_parking(None, None)
+            self.core.set_parking(None, None, None)
             self.polling.close()
         self.sends.abandon()

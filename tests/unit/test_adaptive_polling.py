@@ -121,6 +121,23 @@ def test_a_miss_after_several_hits_is_not_counted(rig: Rig, hits: int) -> None:
     assert rig.wait(1000) == -1
 
 
+def test_making_room_for_another_task_costs_a_hit(rig: Rig) -> None:
+    rig.wait(1000)
+    assert not rig.polling.may_go_on()
+    rig.polled(*[True] * (FORGIVING_HITS + 3))
+    assert [rig.polling.may_go_on() for _ in range(FORGIVING_HITS + 1)] == [True] * 4 + [False]
+    rig.polled(*[True] * FORGIVING_HITS)
+    assert rig.polling.may_go_on()
+    rig.polled(False)
+    assert rig.polling.misses == 1  # it counts, after fewer hits
+    assert not rig.polling.may_go_on()
+
+
+def test_with_a_constant_poll_budget_each_wait_makes_room_for_other_tasks() -> None:
+    rig = Rig(busy=7000)
+    assert [rig.polling.may_go_on() for _ in range(100)] == [True] * 100
+
+
 @pytest.mark.parametrize("options", [{}, {"adaptive": False}, {"busy": 7000}])
 def test_a_constant_poll_budget(options: dict[str, Any]) -> None:
     rig = Rig(**options)

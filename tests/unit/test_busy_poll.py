@@ -23,7 +23,7 @@ pytestmark = pytest.mark.asyncio
 
 MS = 1_000_000
 time_budget = importlib.import_module("aiordma.loop.time_budget")
-BUDGET, LONGEST = time_budget.LOOP_BUDGET_NS, time_budget.MAX_LOOP_BUDGET_NS
+BUDGET, LONGEST = fast_path.LOOP_BUDGET_NS, fast_path.MAX_LOOP_BUDGET_NS
 
 
 class Rig:
@@ -40,9 +40,8 @@ class Rig:
         self.queue: Any = SimpleNamespace(pollers=0)
         self.pollers_left: list[int] = []
         """The number of tasks that still polled after each stop_polling()."""
-        self.state = SimpleNamespace(
-            budget_start=self.now, budget=BUDGET, notified_at=0, open_post_lists=0
-        )
+        self.state = fast_path.CompletionDispatcher(lambda: None)
+        self.state.budget_start = self.now
         self.longest = MAX_POLL_NS
         self.budget = LoopTimeBudget(running_loop(), self.state)
         clock = SimpleNamespace(monotonic_ns=lambda: self.now)
@@ -67,9 +66,9 @@ class Rig:
         self.queue.pollers -= 1
         self.pollers_left.append(self.queue.pollers)
 
-    async def until(self, is_over: Callable[[], bool], nanoseconds: int, **more: bool) -> None:
+    async def until(self, is_over: Callable[[], bool], nanoseconds: int) -> None:
         """Poll, as a task does that waits."""
-        await self.make(1.0).until(is_over, nanoseconds, **more)
+        await self.make(1.0).until(is_over, nanoseconds)
 
 
 @pytest_asyncio.fixture
@@ -138,6 +137,12 @@ async def test_the_queue_counts_the_tasks_that_poll(rig: Rig) -> None:
     assert (len(rig.polls), len(rig.pollers_left)) == (count, 2)
 
 
+def make_policy(rig: Rig) -> AdaptivePolling:
+    policy = AdaptivePolling(fast_path.ReceiveQueue(fast_path.ReceiveRingCore(1, 1)))
+    policy.open(rig.state, 0, True)
+    return policy
+
+
 def notify_at_the_second_poll(rig: Rig) -> None:
     """Let the second poll find a completion for another task."""
 
@@ -149,26 +154,28 @@ def notify_at_the_second_poll(rig: Rig) -> None:
     rig.longest = MS // 10
 
 
-@pytest.mark.parametrize("preemptible", [False, True])
-async def test_preemptible_polling_ends_for_other_tasks(rig: Rig, preemptible: bool) -> None:
-    notify_at_the_second_poll(rig)
-    await rig.until(never, 10 * MS, preemptible=preemptible)
-    assert ((len(rig.polls) == 2), rig.pollers_left) == (preemptible, [0])
-    if preemptible:
-        await rig.until(never, 10 * MS, preemptible=True)
-        assert len(rig.polls) == 2  # the loop has not run the other tasks yet
-
-
 @pytest.mark.parametrize("seconds", [0.0, 1.0])
 async def test_an_adaptive_poll_notes_what_it_found(rig: Rig, seconds: float) -> None:
     notify_at_the_second_poll(rig)
-    queue = fast_path.ReceiveQueue(fast_path.ReceiveRingCore(1, 1))
-    busy, policy = rig.make(seconds), AdaptivePolling(queue)
+    busy, policy = rig.make(seconds), make_policy(rig)
     assert not await busy.until_adaptively(never, MS // 2, policy)
     # A polling time that the user has set has precedence over other tasks.
     assert (len(rig.polls), policy.misses) == (5 if seconds else 2, 1)
     assert await busy.until_adaptively(lambda: True, MS // 2, policy)
     assert policy.misses == 0
+
+
+async def test_an_adaptive_poll_ends_for_other_tasks_or_lets_them_run(rig: Rig) -> None:
+    notify_at_the_second_poll(rig)
+    busy, policy, seen = rig.make(0.0), make_policy(rig), list[int]()
+    assert not await busy.until_adaptively(never, MS // 2, policy)
+    assert not await busy.until_adaptively(never, MS // 2, policy)
+    assert len(rig.polls) == 2  # the loop has not run the other tasks yet
+    policy.polled(True)
+    running_loop().call_soon_threadsafe(lambda: seen.append(len(rig.polls)))
+    assert not await busy.until_adaptively(never, MS // 2, policy)
+    assert (seen, len(rig.polls)) == ([2], 7)
+    assert rig.pollers_left == [0, 0, 0]
 
 
 async def test_yielding_to_the_loop_begins_a_new_budget(rig: Rig) -> None:
@@ -194,9 +201,9 @@ async def test_yielding_tasks_share_a_budget(rig: Rig, monkeypatch: pytest.Monke
 
 
 async def test_long_iterations_have_long_budgets(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    factor = time_budget.BUDGET_FACTOR
+    factor = fast_path.BUDGET_FACTOR
     assert factor * 50_000 < BUDGET < factor * 100_000 < LONGEST
-    assert time_budget.BUSY_ITERATION_FACTOR * 50_000 == 200_000
+    assert fast_path.BUSY_ITERATION_FACTOR * 50_000 == 200_000
     times = [0]
     monkeypatch.setattr(time_budget, "time", SimpleNamespace(monotonic_ns=lambda: times.pop(0)))
     for took, budget in (

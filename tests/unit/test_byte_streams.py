@@ -12,6 +12,7 @@ from typing import Any
 import loops
 import pytest
 import trio
+from attempts import refuse
 from simulator import Simulation
 from simulator.pairs import CtrlC
 from streaming import streaming
@@ -171,6 +172,18 @@ async def test_a_sender_polls_for_room_before_it_waits(simulation: Simulation, b
         waits = near.stats.send_waits
         await near.send(bytes(nbytes // 2))
         assert near.stats.send_waits == waits
+
+
+async def test_a_receiver_lets_the_loop_run_and_polls_again(simulation: Simulation) -> None:
+    async with connected(simulation) as (near, far):
+        core = far._core.data_path.core
+        await near.send(b"hello")
+        simulation.world.settle(0.1)  # it has arrived, and no poll has taken it
+        core.poll_budget, waits = 10**18, far.stats.receive_waits
+        core.set_slow(refuse, refuse)
+        allow_polling(far, 0)
+        assert await far.receive() == b"hello"
+        assert far.stats.receive_waits == waits
 
 
 @pytest.mark.parametrize("name", ["inline", "copied", "registered", "iomap", "iowrite"])

@@ -10,7 +10,7 @@ import threading
 import time
 import tracemalloc
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from types import SimpleNamespace
 from typing import Any
 
@@ -63,7 +63,7 @@ class Rig:
         self.receives = fast_path.ReceiveQueue(self.ring)
         self.receives.notify = False
         self.policy = fast_path.AdaptivePolling(self.receives)
-        self.receives.set_parking(None, self.policy)
+        self.receives.set_parking(None, None, self.policy)
         self.core = fast_path.SendQueueCore(8, 1, 16)
         self.core.open(verbs, verbs.qp_cell, FIRST)
         self.dispatcher.attach(KEY, self.core, self.receives)
@@ -628,6 +628,111 @@ def test_work_for_another_task_ends_polling(verbs: Queues, rig: Rig, key: int) -
     assert (rig.receives.take_bytes(), rig.receives.preempted, verbs.polls) == (None, True, 1)
     rig.dispatcher.budget_start = time.monotonic_ns()
     assert rig.receives.take_bytes() == b"hello"
+
+
+class Step:
+    """An awaitable that waits, and tells for what."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __await__(self) -> Generator[str, None, None]:
+        yield self._name
+
+
+async def yield_to_loop() -> None:
+    await Step("loop runs")
+
+
+def allow_waits(rig: Rig, hits: int) -> None:
+    """Let recv() wait, after this number of polls that have found messages."""
+    rig.policy.open(rig.dispatcher, 0, True)
+    rig.receives.poll_budget = 15 * S
+    rig.receives.may_park = True
+    future: Any = Step("parked")
+    rig.receives.set_parking(lambda: future, yield_to_loop, rig.policy)
+    for _ in range(hits):
+        rig.policy.polled(True)
+
+
+def resume(waiting: Any) -> object:
+    """Resume an awaitable. Return what it waits for, or its result."""
+    try:
+        return waiting.send(None)
+    except StopIteration as end:
+        return end.value
+
+
+def test_a_wait_lets_the_loop_run_for_another_task(verbs: Queues, rig: Rig) -> None:
+    allow_waits(rig, hits=1)
+    verbs.sent(9, 1)
+    waiting = rig.receives.recv(None)
+    assert (resume(waiting), rig.receives.has_waiter) == ("loop runs", True)
+    rig.complete()
+    assert resume(waiting) == b"hello"
+    assert (rig.receives.has_waiter, rig.receives.waits, rig.policy.misses) == (False, 0, 0)
+
+
+def test_a_wait_parks_if_other_tasks_have_work_too_often(verbs: Queues, rig: Rig) -> None:
+    allow_waits(rig, hits=2)
+    waiting, seen = rig.receives.recv(None), list[object]()
+    for _ in range(3):
+        verbs.sent(9, 1)
+        assert rig.policy.misses == 0
+        seen.append(resume(waiting))
+    assert seen == ["loop runs", "loop runs", "parked"]
+    assert (rig.receives.waits, rig.policy.misses) == (1, 1)
+    waiting.close()
+
+
+@pytest.mark.parametrize("is_cancelled", [False, True])
+def test_only_the_same_wait_goes_on_with_a_poll(
+    verbs: Queues, rig: Rig, is_cancelled: bool
+) -> None:
+    allow_waits(rig, hits=1)
+    rig.receives.poll_budget = 1
+    verbs.sent(9, 1)
+    waiting = rig.receives.recv(None)
+    assert resume(waiting) == "loop runs"  # after a poll without a time limit
+    rig.receives.poll_budget = LONG
+    if is_cancelled:
+        with pytest.raises(KeyError):
+            waiting.throw(KeyError())
+        assert not rig.receives.has_waiter
+        rig.dispatcher.budget_start = time.monotonic_ns()
+        waiting = rig.receives.recv(None)
+        rig.complete()
+        verbs.hide_completions(100)
+    assert resume(waiting) == (b"hello" if is_cancelled else "parked")
+    assert rig.policy.misses == (0 if is_cancelled else 1)
+    waiting.close()
+
+
+@pytest.mark.parametrize("is_between_polls", [False, True])
+def test_a_message_for_a_task_between_two_polls_ends_polling(
+    verbs: Queues, rig: Rig, is_between_polls: bool
+) -> None:
+    """Nothing else tells the other task: it waits for the loop to run."""
+    allow_waits(rig, hits=2)
+    slot = rig.fill(b"hello")
+    ring = fast_path.ReceiveRingCore(1, SLOT_SIZE)
+    ring._use(bytearray(SLOT_SIZE), 0x20000, 77)
+    ring._open(verbs, (verbs.qp_cell, 0), 9 << 32 | RECEIVE)
+    assert ring._post(0) == 0
+    other = fast_path.ReceiveQueue(ring)
+    other.notify = False
+    other.has_waiter = is_between_polls
+    rig.dispatcher.attach(9, fast_path.SendQueueCore(8, 1, 16), other)
+    for _ in range(POLL_BATCH):  # the first poll takes only these
+        verbs.sent(KEY, 0)
+    verbs.received(9, 0, 4)
+    for _ in range(POLL_BATCH - 1):
+        verbs.sent(KEY, 0)
+    verbs.received(KEY, slot, 5)
+    waiting = rig.receives.recv(None)
+    assert resume(waiting) == ("loop runs" if is_between_polls else b"hello")
+    assert (len(other), rig.dispatcher.notified_at > 0) == (1, is_between_polls)
+    waiting.close()
 
 
 def test_a_completion_without_work_for_tasks_does_not_end_polling(verbs: Queues, rig: Rig) -> None:

@@ -1,8 +1,8 @@
 /*
  * Attempt: a coroutine that first tries to finish at once, in C. If it cannot, it parks and tries
- * again when it was woken, or it runs a coroutine of Python. So an await costs no Python frame in
- * most cases. On a loop that needs checkpoints (trio), it executes one half of a checkpoint before
- * it tries, and the other one afterwards.
+ * again when it was woken, or it runs a coroutine of Python. If it polls first, it lets the loop
+ * run meanwhile. So an await costs no Python frame in most cases. On a loop that needs checkpoints
+ * (trio), it executes one half of a checkpoint before it tries, and the other one afterwards.
  *
  * It does nothing before it is first resumed. So a task that is cancelled before it runs has sent
  * and received nothing, as with any coroutine.
@@ -11,7 +11,15 @@
 
 PyTypeObject *attempt_type;
 
-enum step { TRYING, RAISING_IF_CANCELLED, PARKED, TRANSFERRING, WAITING, LETTING_OTHERS_RUN };
+enum step {
+	TRYING,
+	RAISING_IF_CANCELLED,
+	YIELDED,
+	PARKED,
+	TRANSFERRING,
+	WAITING,
+	LETTING_OTHERS_RUN,
+};
 
 struct attempt {
 	PyObject_HEAD const struct attempt_kind *kind;
@@ -201,18 +209,22 @@ static int wait(struct attempt *attempt, int error)
 {
 	const struct attempt_kind *kind = attempt->kind;
 	struct parking *parking = NULL;
+	enum step step = PARKED;
 	PyObject *iterator;
 
 	if (kind->find_parking && !error)
 		parking = kind->find_parking(attempt->target, attempt->argument);
 	if (!parking)
 		return go_slow(attempt, error);
-	iterator = park(parking);
+	if (must_yield(parking))
+		step = YIELDED;
+	iterator = step == YIELDED ? begin_yield(parking) : park(parking);
 	if (iterator) {
-		parking->count += attempt->step != PARKED; /* or it was woken for nothing */
+		/* If it was PARKED before, it was woken for nothing. */
+		parking->count += step == PARKED && attempt->step != PARKED;
 		attempt->parking = parking;
 	}
-	return await_in(attempt, PARKED, iterator);
+	return await_in(attempt, step, iterator);
 }
 
 /* Have Python wait for the end of the transfer, or raise the error with which it has ended. */
@@ -278,9 +290,9 @@ static int next_step(struct attempt *attempt)
 	done = try_now(attempt, &attempt->result);
 	if (done <= 0)
 		return done;
-	if (attempt->checkpoints && attempt->step != PARKED)
+	if (attempt->checkpoints && attempt->step != PARKED && attempt->step != YIELDED)
 		return await_half(attempt, LETTING_OTHERS_RUN, 1);
-	return 0; /* other tasks have run while this one was parked */
+	return 0; /* other tasks have run since this one began to wait */
 }
 
 static int end_parking(struct attempt *attempt)
@@ -288,6 +300,10 @@ static int end_parking(struct attempt *attempt)
 	struct parking *parking = attempt->parking;
 
 	attempt->parking = NULL;
+	if (attempt->step == YIELDED) {
+		end_yield(parking);
+		return 0;
+	}
 	unpark(parking);
 	return note_parked(parking);
 }

@@ -168,6 +168,7 @@ static int take_receive(struct completion_dispatcher *self, struct dispatch_entr
 
 	Py_INCREF((PyObject *)receives);
 	complete_receive(receives->ring);
+	self->served_poller |= is_between_polls(&receives->parking);
 	result = append_received(receives, &message) ||
 		 collect_waiter(&receives->parking, self->woken);
 	if (!result && receives->notify) {
@@ -188,8 +189,10 @@ static int take_of_stream(struct completion_dispatcher *self, struct dispatch_en
 	int done =
 		wc->wr_id & RECEIVE ? take_stream_receive(stream, wc) : take_send(self, entry, wc);
 
-	if (done > 0)
+	if (done > 0) {
+		self->served_poller |= is_between_polls(&stream->parking);
 		advanced = advance_stream(stream, self->woken);
+	}
 	if (advanced > 0)
 		advanced = notify(self, key);
 	return advanced ? -1 : done;
@@ -274,7 +277,8 @@ int take_batch(struct completion_dispatcher *self, int count)
 		handle_batch(self, count, &failure);
 	}
 	self->is_dispatching = 1;
-	notified = self->ended.first != NULL || PyList_Size(self->woken) > 0;
+	notified = self->ended.first != NULL || PyList_Size(self->woken) > 0 || self->served_poller;
+	self->served_poller = 0;
 	end_transfers(&self->ended);
 	note_failure(&failure);
 	wake_all(self);
@@ -345,6 +349,7 @@ static int completion_dispatcher_init(PyObject *self, PyObject *args, PyObject *
 	if (!PyArg_ParseTuple(args, "O|OO", &on_pending, &on_failure, &on_full))
 		return -1;
 	dispatcher->budget = LOOP_BUDGET_NS;
+	dispatcher->shortest = MAX_LOOP_BUDGET_NS;
 	dispatcher->on_pending = Py_NewRef(on_pending);
 	dispatcher->on_failure = Py_XNewRef(on_failure);
 	dispatcher->on_full = Py_XNewRef(on_full);
@@ -413,6 +418,17 @@ static void completion_dispatcher_dealloc(PyObject *self)
 	simple_dealloc(self);
 }
 
+static PyObject *completion_dispatcher_end_yield(PyObject *self, PyObject *args)
+{
+	struct loop_yield yield;
+	long long now;
+
+	if (!PyArg_ParseTuple(args, "LLL", &yield.began, &yield.budget_start, &now))
+		return NULL;
+	end_loop_yield((struct completion_dispatcher *)self, &yield, now);
+	Py_RETURN_NONE;
+}
+
 static PyObject *completion_dispatcher_address(PyObject *self, void *unused)
 {
 	return PyLong_FromUnsignedLongLong(
@@ -471,6 +487,9 @@ static PyMethodDef completion_dispatcher_methods[] = {
 	{ "arm_again", completion_dispatcher_arm_again, METH_O,
 	  "arm_again(queue): arm a PolledQueue, unless it is armed or polled. Then take a batch, "
 	  "so that a completion between the two is not missed. Return True if there was one." },
+	{ "end_yield", completion_dispatcher_end_yield, METH_VARARGS,
+	  "end_yield(began, budget_start, now): the loop has run since `began`, when budget_start "
+	  "was this. Start a new budget, unless another task has." },
 	{ "poll", completion_dispatcher_poll, METH_O,
 	  "poll(cq): handle a batch from the queue at this address. Return its size; negative on "
 	  "failure." },

@@ -61,6 +61,15 @@
  * and other tasks wait while a task polls.
  */
 #define LOOP_BUDGET_NS 1000000
+/*
+ * Some loops take long for an empty iteration. There, polling lasts BUDGET_FACTOR times longer than
+ * an iteration; otherwise most of the time would go into iterations. The maximum is for timers and
+ * other tasks.
+ */
+#define BUDGET_FACTOR 16
+#define MAX_LOOP_BUDGET_NS 5000000
+/* If an iteration takes longer than this many times the shortest, other tasks have run in it. */
+#define BUSY_ITERATION_FACTOR 4
 /* The most requests in a batch. The device can work on these while the next ones are collected. */
 #define MAX_BATCHED 32
 
@@ -121,11 +130,13 @@ struct completion_dispatcher {
 	char is_dispatching; /* the batch is in use: nothing can be polled */
 	char has_unarmed;    /* a queue was left unarmed until the loop waits */
 	char took_some;	     /* the last batch had completions */
+	char served_poller;  /* it had something for a task that is between two polls */
 	int unarmed_iterations; /* iterations of the loop since the last completion */
 	char is_reading;
 	struct transfers ended;	 /* transfers whose waiters are not woken yet */
 	long long budget_start;	 /* time when a polling task last resumed from the event loop */
 	long long budget;	 /* nanoseconds of polling per loop iteration */
+	long long shortest;	 /* the shortest iteration of the loop, in nanoseconds */
 	long long notified_at;	 /* time when polling last produced work for other tasks */
 	long long last_event_at; /* time when the last channel event was read */
 	int open_post_lists; /* queue pairs with an open post list: do not poll if there are any */
@@ -138,18 +149,32 @@ struct polled_queue {
 	char is_armed;			 /* the next completion raises an event */
 };
 
-/* The completion queue that a task polls before it takes the slow path. */
+/* An iteration of the event loop, for which a task interrupts its polling. */
+struct loop_yield {
+	long long began;
+	long long budget_start; /* of the dispatcher, at that time */
+};
+
+/* What has ended a poll early. */
+enum preemption { NOT_PREEMPTED, BY_LOOP, BY_TASK };
+
+/* The completion queue that a task polls before it parks or takes the slow path. */
 struct polling {
 	struct completion_dispatcher *dispatcher;
-	struct ibv_cq *cq; /* valid while `dispatcher` is set */
-	long long budget;  /* nanoseconds */
-	char preempted;	   /* the last poll ended early: the loop or another task has work to do */
+	struct ibv_cq *cq;	 /* valid while `dispatcher` is set */
+	long long budget;	 /* nanoseconds of a wait; negative: it does not poll */
+	long long unused;	 /* nanoseconds that were left when the last poll was preempted */
+	long long left;		 /* the time of the next poll, if it continues one; else 0 */
+	struct loop_yield yield; /* between the two */
+	char preempted;		 /* enum preemption */
 };
 
 uint64_t now_ns(void);
 int poll_until(struct completion_dispatcher *self, struct ibv_cq *cq, uint64_t end);
 int poll_within_budget(struct polling *polling, int (*is_ready)(const void *), const void *subject);
 void start_budget(struct polling *polling);
+void end_loop_yield(struct completion_dispatcher *self, const struct loop_yield *yield,
+		    long long now);
 PyObject *set_polling(PyObject *self, struct polling *polling, PyObject *args);
 
 /* --- adaptive_polling.c --- */
@@ -157,31 +182,38 @@ PyObject *set_polling(PyObject *self, struct polling *polling, PyObject *args);
 struct adaptive_polling;
 
 void note_poll(struct adaptive_polling *polling, int found);
+int may_go_on(struct adaptive_polling *polling, enum preemption preempted);
 int note_wait(struct adaptive_polling *polling, long long began, long long woken, long long now);
 int prepare_adaptive_polling(PyObject *module);
 
 /* --- parking.c --- */
 
-/* The task that waits for what arrives on a connection or a stream. */
+/* The task that waits for what arrives on a connection or a stream: it polls, then it parks. */
 struct parking {
+	struct polling polling;
 	PyObject *make_future;		 /* NULL: tasks wait in Python */
+	PyObject *yield_to_loop;	 /* makes an awaitable that lets the loop run, or NULL */
 	struct adaptive_polling *policy; /* notes how long they wait, or NULL */
 	PyObject *waiter;		 /* the future of the waiting task, or NULL */
 	long long parked_at;
 	long long woken_at;
 	unsigned long long count; /* waits */
 	char is_allowed;	  /* the connection is open */
-	char has_waiter;	  /* a task waits, here or in Python */
+	char has_waiter;	  /* a task waits, here or in Python; without `waiter`: it polls */
 };
 
 PyObject *await_future(PyObject *future);
+int must_yield(struct parking *parking);
+PyObject *begin_yield(struct parking *parking);
+void end_yield(struct parking *parking);
 PyObject *park(struct parking *parking);
 void unpark(struct parking *parking);
-void note_polled(struct parking *parking, const struct polling *polling, int found);
+void note_polled(struct parking *parking, int found);
+int is_between_polls(const struct parking *parking);
 int collect_waiter(struct parking *parking, PyObject *woken);
 void wake_waiter(struct parking *parking);
 int note_parked(struct parking *parking);
-int may_park(const struct parking *parking, const struct polling *polling);
+int may_park(const struct parking *parking);
 PyObject *set_parking(PyObject *self, struct parking *parking, PyObject *args);
 int visit_parking(struct parking *parking, visitproc visit, void *arg);
 void clear_parking(struct parking *parking);
@@ -322,7 +354,6 @@ struct receive_queue {
 	unsigned long long messages;
 	unsigned long long nbytes;
 	unsigned long long spilled;
-	struct polling polling;
 };
 
 int append_received(struct receive_queue *self, const struct received *message);
@@ -491,7 +522,6 @@ struct stream_data_path {
 	PyObject *slow_receive; /* makes the coroutine that waits for bytes, or NULL */
 	PyObject *slow_send;	/* makes the coroutine that sends what is not posted, or NULL */
 	struct parking parking; /* of the task that waits to read */
-	struct polling polling;
 };
 
 void complete_stream_sends(struct stream_data_path *self, unsigned int number);

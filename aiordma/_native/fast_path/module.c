@@ -92,6 +92,9 @@ static int add_numbers(PyObject *module)
 	return PyModule_AddIntMacro(module, KEY_SHIFT) ||
 	       PyModule_AddIntMacro(module, NUMBER_MASK) || PyModule_AddIntMacro(module, BATCH) ||
 	       PyModule_AddIntMacro(module, LOOP_BUDGET_NS) ||
+	       PyModule_AddIntMacro(module, MAX_LOOP_BUDGET_NS) ||
+	       PyModule_AddIntMacro(module, BUDGET_FACTOR) ||
+	       PyModule_AddIntMacro(module, BUSY_ITERATION_FACTOR) ||
 	       PyModule_AddIntMacro(module, MAX_BATCHED) ||
 	       PyModule_AddIntMacro(module, STREAM_TARGETS) ||
 	       PyModule_AddIntMacro(module, STREAM_CONTROLS);

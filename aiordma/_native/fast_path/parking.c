@@ -1,4 +1,7 @@
-/* Parking: a task waits for what arrives, without a coroutine of Python. */
+/*
+ * Parking: a task waits for what arrives, without a coroutine of Python. It polls first, if that
+ * pays. When the loop or another task has work meanwhile, it lets the loop run, and polls again.
+ */
 #include "fast_path.h"
 
 /* Return an iterator for a task to await, which ends when the future is done. */
@@ -10,6 +13,49 @@ PyObject *await_future(PyObject *future)
 		return await(future);
 	PyErr_SetString(PyExc_TypeError, "a future must be awaitable");
 	return NULL;
+}
+
+/* True if the task lets the loop run, and then goes on with the poll that was preempted. */
+int must_yield(struct parking *parking)
+{
+	const struct polling *polling = &parking->polling;
+
+	if (!polling->preempted || polling->budget <= 0 || !parking->yield_to_loop ||
+	    !parking->policy)
+		return 0;
+	if (may_go_on(parking->policy, polling->preempted))
+		return 1;
+	note_poll(parking->policy, 0);
+	return 0;
+}
+
+/*
+ * Let the loop run. Returns an awaitable, or NULL with an exception. The caller calls end_yield()
+ * at the end, or unpark() if the task was cancelled.
+ */
+PyObject *begin_yield(struct parking *parking)
+{
+	struct polling *polling = &parking->polling;
+	PyObject *awaitable = PyObject_CallNoArgs(parking->yield_to_loop);
+
+	if (awaitable) {
+		parking->has_waiter = 1;
+		polling->left = polling->unused;
+		polling->yield.began = (long long)now_ns();
+		polling->yield.budget_start =
+			polling->dispatcher ? polling->dispatcher->budget_start : 0;
+	}
+	return awaitable;
+}
+
+/* The loop has run: the next poll goes on with the last one. */
+void end_yield(struct parking *parking)
+{
+	struct polling *polling = &parking->polling;
+
+	parking->has_waiter = 0;
+	if (polling->dispatcher)
+		end_loop_yield(polling->dispatcher, &polling->yield, (long long)now_ns());
 }
 
 /*
@@ -30,6 +76,12 @@ PyObject *park(struct parking *parking)
 	}
 	Py_DECREF(future);
 	return iterator;
+}
+
+/* True if a task waits, and polls again after the loop has run. Nothing else wakes it. */
+int is_between_polls(const struct parking *parking)
+{
+	return parking->has_waiter && (!parking->waiter || parking->waiter == Py_None);
 }
 
 /* Move the waiter, if there is one, to the list `woken`. Returns 0, or -1 with an exception. */
@@ -61,12 +113,15 @@ void wake_waiter(struct parking *parking)
 void unpark(struct parking *parking)
 {
 	parking->has_waiter = 0;
+	parking->polling.left = 0;
 	Py_CLEAR(parking->waiter);
 }
 
-/* Note a poll before parking. One that other work has ended is noted by the slow path. */
-void note_polled(struct parking *parking, const struct polling *polling, int found)
+/* Note a poll before parking. must_yield() notes one that was preempted. */
+void note_polled(struct parking *parking, int found)
 {
+	const struct polling *polling = &parking->polling;
+
 	if (parking->policy && (found || (polling->budget > 0 && !polling->preempted)))
 		note_poll(parking->policy, found);
 }
@@ -81,31 +136,39 @@ int note_parked(struct parking *parking)
 }
 
 /* True if a task may park now. Otherwise it waits in Python. */
-int may_park(const struct parking *parking, const struct polling *polling)
+int may_park(const struct parking *parking)
 {
 	return parking->is_allowed && !parking->has_waiter && parking->make_future &&
-	       !is_forked_child && !(polling->budget > 0 && polling->preempted);
+	       !is_forked_child;
+}
+
+/* Replace the object there, by NULL if the new one is None. */
+static void set_unless_none(PyObject **where, PyObject *what)
+{
+	PyObject *before = *where;
+
+	*where = what == Py_None ? NULL : Py_NewRef(what);
+	Py_XDECREF(before);
 }
 
 PyObject *set_parking(PyObject *self, struct parking *parking, PyObject *args)
 {
-	PyObject *make_future, *policy;
+	PyObject *make_future, *yield_to_loop, *policy;
 
-	if (!PyArg_ParseTuple(args, "OO", &make_future, &policy) ||
+	if (!PyArg_ParseTuple(args, "OOO", &make_future, &yield_to_loop, &policy) ||
 	    (policy != Py_None && !is_instance(self, "AdaptivePolling", policy)))
 		return NULL;
-	Py_CLEAR(parking->make_future);
-	Py_CLEAR(parking->policy);
-	if (make_future != Py_None)
-		parking->make_future = Py_NewRef(make_future);
-	if (policy != Py_None)
-		parking->policy = (struct adaptive_polling *)Py_NewRef(policy);
+	set_unless_none(&parking->make_future, make_future);
+	set_unless_none(&parking->yield_to_loop, yield_to_loop);
+	set_unless_none((PyObject **)&parking->policy, policy);
 	Py_RETURN_NONE;
 }
 
 int visit_parking(struct parking *parking, visitproc visit, void *arg)
 {
+	Py_VISIT(parking->polling.dispatcher);
 	Py_VISIT(parking->make_future);
+	Py_VISIT(parking->yield_to_loop);
 	Py_VISIT((PyObject *)parking->policy);
 	Py_VISIT(parking->waiter);
 	return 0;
@@ -113,7 +176,9 @@ int visit_parking(struct parking *parking, visitproc visit, void *arg)
 
 void clear_parking(struct parking *parking)
 {
+	Py_CLEAR(parking->polling.dispatcher);
 	Py_CLEAR(parking->make_future);
+	Py_CLEAR(parking->yield_to_loop);
 	Py_CLEAR(parking->policy);
 	Py_CLEAR(parking->waiter);
 }

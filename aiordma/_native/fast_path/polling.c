@@ -57,6 +57,14 @@ int poll_until(struct completion_dispatcher *self, struct ibv_cq *cq, uint64_t e
 	return count;
 }
 
+/* Note that a poll has ended early, `unused` nanoseconds before its end. Returns 0. */
+static int preempt(struct polling *polling, enum preemption preempted, long long unused)
+{
+	polling->preempted = (char)preempted;
+	polling->unused = unused;
+	return 0;
+}
+
 /*
  * Poll until `is_ready(subject)`. Stop early when the poll budget or the loop's budget is used up,
  * or when a completion produced work for another task. An error of the queue is not reported here:
@@ -66,35 +74,35 @@ int poll_within_budget(struct polling *polling, int (*is_ready)(const void *), c
 {
 	struct completion_dispatcher *dispatcher = polling->dispatcher;
 	struct ibv_cq *cq = polling->cq;
-	uint64_t now, end, budget_end;
-	int count, notified = 0;
+	long long time = polling->left ? polling->left : polling->budget, now, end, loop_end;
+	int count, others_wait, notified = 0;
 
+	polling->left = 0;
+	polling->preempted = NOT_PREEMPTED;
 	if (!dispatcher || polling->budget < 0 || is_forked_child)
 		return 0;
-	if (dispatcher->open_post_lists > 0 || dispatcher->is_dispatching) {
-		polling->preempted = 1;
-		return 0;
-	}
-	now = now_ns();
-	end = now + polling->budget;
-	budget_end = dispatcher->budget_start + dispatcher->budget;
-	if (dispatcher->notified_at > dispatcher->budget_start)
-		budget_end = now; /* other tasks wait for the loop */
-	polling->preempted = budget_end < end;
-	if (budget_end <= now)
-		return 0;
-	if (budget_end < end)
-		end = budget_end;
+	if (dispatcher->open_post_lists > 0 || dispatcher->is_dispatching)
+		return preempt(polling, BY_LOOP, time);
+	now = (long long)now_ns();
+	end = now + time;
+	loop_end = dispatcher->budget_start + dispatcher->budget;
+	others_wait = dispatcher->notified_at > dispatcher->budget_start;
+	if (others_wait || loop_end <= now)
+		return preempt(polling, others_wait ? BY_TASK : BY_LOOP, time);
+	if (loop_end > end)
+		loop_end = end;
 	Py_INCREF((PyObject *)dispatcher);
 	do {
-		count = poll_until(dispatcher, cq, end);
+		count = poll_until(dispatcher, cq, loop_end);
 		if (count > 0)
 			notified = take_batch(dispatcher, count);
-	} while (count > 0 && !notified && !is_ready(subject) && now_ns() < end);
-	if (notified)
-		polling->preempted = 1;
-	if (notified > 0 && !is_ready(subject))
-		dispatcher->notified_at = now_ns();
+	} while (count > 0 && !notified && !is_ready(subject) && (long long)now_ns() < loop_end);
+	if (!is_ready(subject) && (notified > 0 || loop_end < end)) {
+		now = (long long)now_ns();
+		if (notified > 0)
+			dispatcher->notified_at = now;
+		preempt(polling, notified > 0 ? BY_TASK : BY_LOOP, now < end ? end - now : 1);
+	}
 	Py_DECREF((PyObject *)dispatcher);
 	return notified < 0 ? -1 : 0;
 }
@@ -104,6 +112,28 @@ void start_budget(struct polling *polling)
 {
 	if (polling->dispatcher)
 		polling->dispatcher->budget_start = now_ns();
+}
+
+/* The loop has run. Start a new budget, unless another task has done so in this iteration. */
+void end_loop_yield(struct completion_dispatcher *self, const struct loop_yield *yield,
+		    long long now)
+{
+	long long took = now - yield->began, budget;
+
+	if (self->budget_start != yield->budget_start)
+		return;
+	self->budget_start = now;
+	if (took < self->shortest)
+		self->shortest = took;
+	budget = BUDGET_FACTOR * self->shortest;
+	if (budget > MAX_LOOP_BUDGET_NS)
+		budget = MAX_LOOP_BUDGET_NS;
+	if (budget < LOOP_BUDGET_NS)
+		budget = LOOP_BUDGET_NS;
+	/* Other tasks that have work get at least as much time as polling. */
+	if (took > BUSY_ITERATION_FACTOR * self->shortest && took < budget)
+		budget = took;
+	self->budget = budget;
 }
 
 PyObject *set_polling(PyObject *self, struct polling *polling, PyObject *args)

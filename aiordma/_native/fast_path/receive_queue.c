@@ -24,7 +24,6 @@ static int receive_queue_traverse(PyObject *self, visitproc visit, void *arg)
 {
 	Py_VISIT(Py_TYPE(self));
 	Py_VISIT(((struct receive_queue *)self)->ring);
-	Py_VISIT(((struct receive_queue *)self)->polling.dispatcher);
 	Py_VISIT(((struct receive_queue *)self)->slow_recv);
 	Py_VISIT(((struct receive_queue *)self)->slow_next);
 	Py_VISIT(((struct receive_queue *)self)->checkpoints);
@@ -33,7 +32,6 @@ static int receive_queue_traverse(PyObject *self, visitproc visit, void *arg)
 
 static int receive_queue_clear(PyObject *self)
 {
-	Py_CLEAR(((struct receive_queue *)self)->polling.dispatcher);
 	clear_parking(&((struct receive_queue *)self)->parking);
 	Py_CLEAR(((struct receive_queue *)self)->slow_recv);
 	Py_CLEAR(((struct receive_queue *)self)->slow_next);
@@ -57,7 +55,7 @@ static void receive_queue_dealloc(PyObject *self)
 
 static PyObject *receive_queue_set_polling(PyObject *self, PyObject *args)
 {
-	return set_polling(self, &((struct receive_queue *)self)->polling, args);
+	return set_polling(self, &((struct receive_queue *)self)->parking.polling, args);
 }
 
 static int has_message(const void *queue)
@@ -195,9 +193,9 @@ static inline int has_oldest(struct receive_queue *queue)
 	if (queue->parking.has_waiter || queue->closed || is_forked_child)
 		return 0;
 	if (!queue->count) {
-		if (poll_within_budget(&queue->polling, has_message, queue))
+		if (poll_within_budget(&queue->parking.polling, has_message, queue))
 			return -1;
-		note_polled(&queue->parking, &queue->polling, queue->count > 0);
+		note_polled(&queue->parking, queue->count > 0);
 	}
 	return queue->count && !queue->closed;
 }
@@ -269,7 +267,7 @@ static int try_take(PyObject *self, PyObject *unused, PyObject **result, int *er
 /* Return where a task can wait for a message, or NULL. */
 struct parking *find_receive_parking(struct receive_queue *queue)
 {
-	if (queue->count || queue->error || !may_park(&queue->parking, &queue->polling))
+	if (queue->count || queue->error || !may_park(&queue->parking))
 		return NULL;
 	return &queue->parking;
 }
@@ -376,9 +374,9 @@ static PyMemberDef receive_queue_members[] = {
 	  "The two halves of a checkpoint that recv() and next() execute, or None." },
 	{ "closed", T_BOOL, offsetof(struct receive_queue, closed), 0,
 	  "True if take_bytes() returns None." },
-	{ "poll_budget", T_LONGLONG, offsetof(struct receive_queue, polling.budget), 0,
+	{ "poll_budget", T_LONGLONG, offsetof(struct receive_queue, parking.polling.budget), 0,
 	  "Nanoseconds for which take_bytes() polls for a message. Negative: it does not poll." },
-	{ "preempted", T_BOOL, offsetof(struct receive_queue, polling.preempted), READONLY,
+	{ "preempted", T_BOOL, offsetof(struct receive_queue, parking.polling.preempted), READONLY,
 	  "True if the last poll ended early: the loop or another task had work to do." },
 	{ "messages", T_ULONGLONG, offsetof(struct receive_queue, messages), READONLY,
 	  "The number of messages that have arrived." },
@@ -409,8 +407,9 @@ static PyMethodDef receive_queue_methods[] = {
 	{ "unlink", receive_queue_unlink, METH_NOARGS,
 	  "Drop the functions of Python: the queue has no user any more." },
 	{ "set_parking", receive_queue_set_parking, METH_VARARGS,
-	  "set_parking(make_future, policy): have recv() and next() await a future themselves if "
-	  "may_park. The AdaptivePolling `policy` notes how long. None: they do not." },
+	  "set_parking(make_future, yield_to_loop, policy): have recv() and next() await a future "
+	  "themselves if may_park. The AdaptivePolling `policy` notes how long. They await "
+	  "yield_to_loop() in the middle of a poll. None: they do not." },
 	{ "set_polling", receive_queue_set_polling, METH_VARARGS,
 	  "set_polling(dispatcher, cq, budget): poll this queue for up to `budget` nanoseconds if "
 	  "there is no message. dispatcher None: do not poll." },

@@ -44,7 +44,7 @@ static int stream_init(PyObject *self, PyObject *args, PyObject *kwargs)
 	path->send_address = address;
 	path->is_iwarp = (char)is_iwarp;
 	path->notify = 1;
-	path->polling.budget = -1;
+	path->parking.polling.budget = -1;
 	path->in_flight = PyMem_Calloc(depth > 0 ? depth : 1, sizeof(*path->in_flight));
 	if (!path->in_flight) {
 		PyErr_NoMemory();
@@ -68,7 +68,6 @@ static int stream_traverse(PyObject *self, visitproc visit, void *arg)
 
 	Py_VISIT(Py_TYPE(self));
 	Py_VISIT(path->sends);
-	Py_VISIT(path->polling.dispatcher);
 	visited = visit_parking(&path->parking, visit, arg);
 	if (visited)
 		return visited;
@@ -80,7 +79,6 @@ static int stream_traverse(PyObject *self, visitproc visit, void *arg)
 
 static int stream_clear(PyObject *self)
 {
-	Py_CLEAR(((struct stream_data_path *)self)->polling.dispatcher);
 	clear_parking(&((struct stream_data_path *)self)->parking);
 	Py_CLEAR(((struct stream_data_path *)self)->slow_receive);
 	Py_CLEAR(((struct stream_data_path *)self)->slow_send);
@@ -359,12 +357,12 @@ static int poll_bytes(struct stream_data_path *self)
 	if (!self->inbound->available && self->inbound->takes_data) {
 		waiter = self->parking.waiter;
 		self->parking.waiter = NULL;
-		failed = poll_within_budget(&self->polling, has_bytes, self);
+		failed = poll_within_budget(&self->parking.polling, has_bytes, self);
 		Py_XDECREF(self->parking.waiter);
 		self->parking.waiter = waiter;
 		if (failed)
 			return -1;
-		note_polled(&self->parking, &self->polling, self->inbound->available > 0);
+		note_polled(&self->parking, self->inbound->available > 0);
 	}
 	return self->inbound->available && !self->closed;
 }
@@ -500,7 +498,7 @@ static struct parking *find_parking(PyObject *self, PyObject *limit)
 	struct stream_data_path *path = (struct stream_data_path *)self;
 	int may = path->inbound->takes_data && !path->inbound->available;
 
-	if (!may || !may_park(&path->parking, &path->polling))
+	if (!may || !may_park(&path->parking))
 		return NULL;
 	/* The slow path refuses a bad limit. */
 	return PyLong_CheckExact(limit) && PyLong_AsLong(limit) > 0 ? &path->parking : NULL;
@@ -589,7 +587,7 @@ static PyObject *stream_wake(PyObject *self, PyObject *unused)
 
 static PyObject *stream_set_polling(PyObject *self, PyObject *args)
 {
-	return set_polling(self, &((struct stream_data_path *)self)->polling, args);
+	return set_polling(self, &((struct stream_data_path *)self)->parking.polling, args);
 }
 
 static PyObject *stream_post_credit_updates(PyObject *self, PyObject *unused)
@@ -632,10 +630,10 @@ static PyMemberDef stream_members[] = {
 	  "True if a task is in the middle of sending: send() posts nothing for other tasks." },
 	{ "notify_sendable", T_BOOL, offsetof(struct stream_data_path, notify_sendable), 0,
 	  "True if the owner is notified of the next completion." },
-	{ "poll_budget", T_LONGLONG, offsetof(struct stream_data_path, polling.budget), 0,
+	{ "poll_budget", T_LONGLONG, offsetof(struct stream_data_path, parking.polling.budget), 0,
 	  "Nanoseconds for which read() polls for bytes. Negative: it does not poll." },
-	{ "preempted", T_BOOL, offsetof(struct stream_data_path, polling.preempted), READONLY,
-	  "True if the last poll ended early: the loop or another task had work to do." },
+	{ "preempted", T_BOOL, offsetof(struct stream_data_path, parking.polling.preempted),
+	  READONLY, "True if the last poll ended early: the loop or another task had work to do." },
 	{ NULL, 0, 0, 0, NULL },
 };
 
@@ -668,8 +666,9 @@ static PyMethodDef stream_methods[] = {
 	  "send(data) of set_slow(); send(data, posted) if a part of these bytes was posted, or "
 	  "if posting has failed (a negative errno). It keeps `owner` alive." },
 	{ "set_parking", stream_set_parking, METH_VARARGS,
-	  "set_parking(make_future, policy): have start_receive() await a future itself if "
-	  "may_park. The AdaptivePolling `policy` notes how long. None: it does not." },
+	  "set_parking(make_future, yield_to_loop, policy): have start_receive() await a future "
+	  "itself if may_park. The AdaptivePolling `policy` notes how long. It awaits "
+	  "yield_to_loop() in the middle of a poll. None: it does not." },
 	{ "set_slow", stream_set_slow, METH_VARARGS,
 	  "set_slow(receive, send): have the awaitables await these if they cannot finish at "
 	  "once." },
