@@ -100,13 +100,15 @@ async def time_turn(active: Peer) -> Sequence[int]:
 
 
 async def ask_all(peers: Sequence[Peer]) -> None:
-    """Have one round trip with each of these peers. They begin at even distances, within a turn."""
-    begin, asking = time.monotonic(), list[Awaitable[bytes]]()
+    """Have one round trip with each of these peers, one after another, at even distances in a turn.
+
+    One task has all of them: a task for each would take as long as the round trip.
+    """
+    begin = time.monotonic()
     for number, peer in enumerate(peers):
         due = begin + TURN * number / len(peers)
         await asyncio.sleep(max(0.0, due - time.monotonic()))
-        asking.append(asyncio.create_task(exchange(peer, MESSAGE)))
-    await asyncio.gather(*asking)
+        await exchange(peer, MESSAGE)
 
 
 @dataclass(frozen=True)
