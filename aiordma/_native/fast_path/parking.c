@@ -15,7 +15,11 @@ PyObject *await_future(PyObject *future)
 	return NULL;
 }
 
-/* True if the task lets the loop run, and then goes on with the poll that was preempted. */
+/*
+ * True if the task lets the loop run, and then goes on with the poll that was preempted. For
+ * another task that spends a hit of the policy, see may_go_on(). Without one, the poll is noted as
+ * a miss.
+ */
 int must_yield(struct parking *parking)
 {
 	const struct polling *polling = &parking->polling;
@@ -142,8 +146,8 @@ int may_park(const struct parking *parking)
 	       !is_forked_child;
 }
 
-/* Replace the object there, by NULL if the new one is None. */
-static void set_unless_none(PyObject **where, PyObject *what)
+/* Replace the object there, or clear it if the new one is None. */
+static void replace_or_clear(PyObject **where, PyObject *what)
 {
 	PyObject *before = *where;
 
@@ -158,9 +162,9 @@ PyObject *set_parking(PyObject *self, struct parking *parking, PyObject *args)
 	if (!PyArg_ParseTuple(args, "OOO", &make_future, &yield_to_loop, &policy) ||
 	    (policy != Py_None && !is_instance(self, "AdaptivePolling", policy)))
 		return NULL;
-	set_unless_none(&parking->make_future, make_future);
-	set_unless_none(&parking->yield_to_loop, yield_to_loop);
-	set_unless_none((PyObject **)&parking->policy, policy);
+	replace_or_clear(&parking->make_future, make_future);
+	replace_or_clear(&parking->yield_to_loop, yield_to_loop);
+	replace_or_clear((PyObject **)&parking->policy, policy);
 	Py_RETURN_NONE;
 }
 

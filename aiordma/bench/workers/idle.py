@@ -102,7 +102,7 @@ async def time_turn(active: Peer) -> Sequence[int]:
 async def ask_all(peers: Sequence[Peer]) -> None:
     """Have one round trip with each of these peers, one after another, at even distances in a turn.
 
-    One task has all of them: a task for each would take as long as the round trip.
+    One task has all of them: a task for each would slow down the loop that is measured.
     """
     begin = time.monotonic()
     for number, peer in enumerate(peers):
