@@ -309,6 +309,7 @@ class StreamDataPathCore:
     def wake(self) -> None: ...
     has_reader: bool
     has_writer: bool
+    notify: bool
     notify_sendable: bool
     poll_budget: int
     @property

@@ -305,6 +305,10 @@ class MessageDataPath:
             core.allow_reads(read_access(self._device))
             core.release_rd_atomic(initiator_depth)
 
+    def report_message(self, is_wanted: bool) -> None:
+        """Call callbacks.message_arrived() for the next message, or not, if it is not needed."""
+        self.receiver.queue.notify = is_wanted
+
     def resume(self) -> None:
         """Let requests be posted, if SendQueue.pause() held them back: the peer is ready."""
         self.sends.resume()

@@ -63,6 +63,9 @@ class DataPath(Protocol):
     def negotiated(self, initiator_depth: int) -> None:
         """Use `initiator_depth` as the number of RD/atomic credits: the connection is made."""
 
+    def report_message(self, is_wanted: bool) -> None:
+        """Call callbacks.message_arrived() for the next message, or not, if it is not needed."""
+
     def resume(self) -> None:
         """Start to post requests if they were paused: the peer is ready for them."""
 
@@ -126,7 +129,10 @@ class EndpointCallbacks(Protocol):
         """Handle the completion of a request that failed or was flushed."""
 
     def message_arrived(self) -> None:
-        """Note that a message has arrived: the peer has the connection established."""
+        """Note that a message has arrived: the peer has the connection established.
+
+        Called for the first message after report_message(), perhaps for others, too.
+        """
 
     def request_completed(self) -> None:
         """Note that a request has completed."""

@@ -169,13 +169,13 @@ class Endpoint(Generic[D_co]):
         if not self.device.is_iwarp:
             resources = min(resources, options.responder_resources)
         depth = min(request.initiator_depth, limits.max_qp_init_rd_atom, options.initiator_depth)
-        self._first_message.hold_sends()
+        self._first_message.expect()
         parameters = self._parameters(private_data, resources, depth)
         calls = IdCalls(self.cm.cm_id)
         prepare = None if self._add_prepare(calls) else self._prepare
         limit = retry_limit(self.cm, request.retry_count)
         await self.cm.accept(parameters, prepare, limit, calls)
-        self._first_message.start_timer()
+        self._first_message.confirmed()
         self._begin(depth)
 
     def _parameters(self, private_data: bytes, resources: int, depth: int) -> ConnectionParameters:

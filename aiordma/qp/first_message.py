@@ -1,5 +1,8 @@
 """FirstMessage: hold back the sends of an accepted iWARP connection until the peer is ready.
 
+The first message of a peer says that it has the connection established. The accepting side needs
+that if it has no confirmation of the connection manager yet.
+
 On iWARP the connecting side sends first. A message that arrives there right behind the reply,
 before that side is ready to receive, ends the connection. If it sends nothing, it is ready after
 some time.
@@ -16,7 +19,7 @@ SIW_FIRST_MESSAGE_SECONDS = 0.5  # a thread of the kernel has to run, on a machi
 
 
 class FirstMessage:
-    """The first message of a peer. On the accepting side of iWARP, sends wait for it."""
+    """The first message of a peer, on the accepting side. On iWARP, sends wait for it."""
 
     def __init__(
         self, loop: Loop, device: Device, data_path: DataPath, callbacks: EndpointCallbacks
@@ -29,17 +32,26 @@ class FirstMessage:
         self._callbacks = callbacks
         self._timer: Deadline | None = None
 
-    def hold_sends(self) -> None:
-        """Hold back the sends. Called before the connection is accepted. Not needed on RoCE."""
+    def expect(self) -> None:
+        """Have the message reported: the connection is about to be accepted.
+
+        On iWARP, hold back the sends until then.
+        """
+        self._data_path.report_message(True)
         if self._device.is_iwarp:
             self._data_path.sends.pause()
 
-    def start_timer(self) -> None:
-        """Wait for the message a limited time. Called when the connection is accepted."""
+    def confirmed(self) -> None:
+        """The connection manager has the peer's confirmation.
+
+        On RoCE the message is not needed any more. On iWARP, wait for it a limited time.
+        """
         if self._device.is_iwarp:
             is_siw = self._device.attributes.is_siw
             seconds = SIW_FIRST_MESSAGE_SECONDS if is_siw else FIRST_MESSAGE_SECONDS
             self._timer = Deadline(self._loop, seconds, self._on_timeout)
+        else:
+            self._data_path.report_message(False)
 
     def arrived(self) -> None:
         """Post the sends that were held back: the message has arrived."""

@@ -258,6 +258,10 @@ class StreamDataPath:
         """Store the result of the negotiation: with an initiator depth of 0, no read is posted."""
         self.may_read = initiator_depth > 0
 
+    def report_message(self, is_wanted: bool) -> None:
+        """Call callbacks.message_arrived() for the next message, or not, if it is not needed."""
+        self.core.notify = is_wanted
+
     def resume(self) -> None:
         """Post the requests that were held back until the peer was ready."""
         self.sends.resume()

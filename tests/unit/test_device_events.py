@@ -229,7 +229,12 @@ async def test_a_queue_pair_that_failed_ends_its_connection(
 
 
 @pytest.mark.transport("IB")
-async def test_received_data_establishes_an_accepting_connection(simulation: Simulation) -> None:
+@pytest.mark.parametrize("has_event", [True, False])
+async def test_received_data_establishes_an_accepting_connection(
+    simulation: Simulation, has_event: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not has_event:
+        monkeypatch.setattr(simulation.cm, "first_message", Mock())
     async with aiordma.listen(FAR, PORT) as listener:
         accepting = loops.create_task(listener.accept())
         simulation.cm.lose_ready = True

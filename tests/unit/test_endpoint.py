@@ -149,6 +149,20 @@ async def test_the_accepting_side_sends_after_the_first_message_or_a_short_time(
         assert took < limit / 2 if sends_first else limit / 2 < took < 2 * limit
 
 
+@pytest.mark.transport("IB")
+@pytest.mark.parametrize("connect", [helpers.connected, streaming])
+async def test_the_first_message_of_an_established_connection_is_not_reported(
+    simulation: Simulation, connect: Any
+) -> None:
+    async with connect(simulation.far) as pair:
+        for connection in (pair.client, pair.server):
+            connection._endpoint.message_arrived = pytest.fail
+        await pair.client.send(b"first")
+        assert await anext(pair.server) == b"first"
+        await pair.server.send(b"answer")
+        assert await anext(pair.client) == b"answer"
+
+
 @pytest.mark.transport("IWARP")
 async def test_an_aborted_endpoint_does_not_resume_sends(simulation: Simulation) -> None:
     """The first message or its timeout can come while the queue pair is being destroyed."""

@@ -16,7 +16,6 @@ static int receive_queue_init(PyObject *self, PyObject *args, PyObject *kwargs)
 		return -1;
 	queue->ring = (struct receive_ring *)Py_NewRef(ring);
 	queue->backlog = -1;
-	queue->notify = 1;
 	return 0;
 }
 

@@ -43,7 +43,6 @@ static int stream_init(PyObject *self, PyObject *args, PyObject *kwargs)
 	path->ring = (struct send_ring *)Py_NewRef(ring);
 	path->send_address = address;
 	path->is_iwarp = (char)is_iwarp;
-	path->notify = 1;
 	path->parking.polling.budget = -1;
 	path->in_flight = PyMem_Calloc(depth > 0 ? depth : 1, sizeof(*path->in_flight));
 	if (!path->in_flight) {
@@ -628,6 +627,8 @@ static PyMemberDef stream_members[] = {
 	  "True if start_receive() can wait for bytes itself: the stream is open." },
 	{ "has_writer", T_BOOL, offsetof(struct stream_data_path, has_writer), 0,
 	  "True if a task is in the middle of sending: send() posts nothing for other tasks." },
+	{ "notify", T_BOOL, offsetof(struct stream_data_path, notify), 0,
+	  "True if the owner is notified of the next message." },
 	{ "notify_sendable", T_BOOL, offsetof(struct stream_data_path, notify_sendable), 0,
 	  "True if the owner is notified of the next completion." },
 	{ "poll_budget", T_LONGLONG, offsetof(struct stream_data_path, parking.polling.budget), 0,
