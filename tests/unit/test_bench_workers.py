@@ -8,14 +8,16 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from io import StringIO
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import loops
 import pytest
 from simulator import Simulation
 
 from aiordma import Connection, ConnectionOptions
-from aiordma.bench.plan import Work
+from aiordma.bench.plan import TURN, Work
 from aiordma.bench.sample import Sample
 from aiordma.bench.workers import idle, messages
 from aiordma.bench.workers import turns as turn_module
@@ -163,6 +165,28 @@ async def test_active_connection_is_timed_without_idle_ones(
     assert simulation.world.calls.counts["rdma_accept"] == 1
 
 
+def test_peers_that_are_due_are_asked_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    asked: list[tuple[int, float]] = []
+
+    async def pass_time(seconds: float) -> None:
+        nonlocal now
+        now += max(0.0, seconds)
+
+    def peer(number: int) -> Mock:
+        async def send(message: bytes) -> None:
+            asked.append((number, round(now / TURN, 3)))
+
+        return Mock(send=send, answer_time=TURN * 0.6 if number == 1 else 0)
+
+    monkeypatch.setattr(idle, "time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(asyncio, "sleep", pass_time)
+    monkeypatch.setattr(idle, "receive_answer", lambda peer: pass_time(peer.answer_time))
+    asyncio.run(idle.ask_all([peer(number) for number in range(8)]))
+    late = [(number, 0.725) for number in range(2, 6)]
+    assert asked == [(0, 0), (1, 0.125), *late, (6, 0.75), (7, 0.875)]
+
+
 @pytest.mark.loops("asyncio")
 @pytest.mark.parametrize("connections", [0, 2, 10])
 async def test_each_connection_answers_once_in_all_turns(
@@ -170,17 +194,17 @@ async def test_each_connection_answers_once_in_all_turns(
 ) -> None:
     """The active connection has a round trip of the warmup, and one in each turn."""
     asked: list[idle.Peer] = []
-    exchange = idle.exchange
+    receive_answer = idle.receive_answer
 
-    async def count(peer: idle.Peer, message: bytes) -> bytes:
+    async def count(peer: idle.Peer) -> bytes:
         asked.append(peer)
-        return await exchange(peer, message)
+        return await receive_answer(peer)
 
     async def time_one(exchange_one: Callable[[], Awaitable[object]], seconds: float) -> list[int]:
         await exchange_one()
         return [1000 * len(asked)]
 
-    monkeypatch.setattr(idle, "exchange", count)
+    monkeypatch.setattr(idle, "receive_answer", count)
     monkeypatch.setattr(idle, "time_round_trips_for", time_one)
     work = Work("answering", idle=connections, warmup=1, turns=turns, concurrency=4)
     sample = await run_both(simulation, "answering", work)

@@ -202,21 +202,30 @@ async def test_yielding_tasks_share_a_budget(rig: Rig, monkeypatch: pytest.Monke
 
 async def test_long_iterations_have_long_budgets(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     factor = fast_path.BUDGET_FACTOR
-    assert factor * 50_000 < BUDGET < factor * 100_000 < LONGEST
-    assert fast_path.BUSY_ITERATION_FACTOR * 50_000 == 200_000
+    assert factor * 50_000 < BUDGET < factor * 100_000 < factor * 300_000 < LONGEST
+    assert fast_path.BUSY_ITERATION_FACTOR == 4
     times = [0]
     monkeypatch.setattr(time_budget, "time", SimpleNamespace(monotonic_ns=lambda: times.pop(0)))
-    for took, budget in (
-        (LONGEST, LONGEST),
-        (100_000, factor * 100_000),
-        (50_000, BUDGET),
-        (200_000, BUDGET),
-        (200_001, 200_001),  # other tasks had work, and get as much time as polling
-        (1_000_000, BUDGET),
-        (100_000_000, BUDGET),
-        (0, BUDGET),
-        (5, 5),
-    ):
-        times[:] = [1000, 1000 + took]  # before and after an iteration of the event loop
-        await rig.budget.yield_to_loop()
-        assert rig.state.budget == budget
+
+    async def budget_after(count: int, took: int) -> int:
+        """Have the loop run `count` iterations of `took` nanoseconds each."""
+        for _ in range(count):
+            times[:] = [1000, 1000 + took]
+            await rig.budget.yield_to_loop()
+        return rig.state.budget
+
+    assert await budget_after(1, LONGEST) == LONGEST
+    assert await budget_after(30, 100_000) == pytest.approx(factor * 100_000, rel=0.01)
+    one_longer = await budget_after(1, 300_000)
+    assert one_longer == pytest.approx(factor * 100_000 * 17 / 16, rel=0.01)
+    assert await budget_after(100, 300_000) == factor * 300_000
+    assert await budget_after(1, 100_000) == factor * 200_000
+    # The usual time is at most four times the shortest: 400,000 ns. An iteration of more than four
+    # times that has run other tasks, and these get as much time as polling.
+    assert await budget_after(100, 450_000) == LONGEST
+    assert await budget_after(1, 1_600_000) == LONGEST
+    assert await budget_after(1, 1_600_001) == 1_600_001
+    assert await budget_after(1, 100_000_000) == LONGEST
+    assert await budget_after(30, 50_000) == BUDGET
+    assert await budget_after(30, 0) == BUDGET
+    assert await budget_after(1, 5) == 5

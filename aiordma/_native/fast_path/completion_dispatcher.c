@@ -349,7 +349,7 @@ static int completion_dispatcher_init(PyObject *self, PyObject *args, PyObject *
 	if (!PyArg_ParseTuple(args, "O|OO", &on_pending, &on_failure, &on_full))
 		return -1;
 	dispatcher->budget = LOOP_BUDGET_NS;
-	dispatcher->shortest = MAX_LOOP_BUDGET_NS;
+	dispatcher->shortest = dispatcher->usual = MAX_LOOP_BUDGET_NS;
 	dispatcher->on_pending = Py_NewRef(on_pending);
 	dispatcher->on_failure = Py_XNewRef(on_failure);
 	dispatcher->on_full = Py_XNewRef(on_full);

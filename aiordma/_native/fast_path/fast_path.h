@@ -68,7 +68,11 @@
  */
 #define BUDGET_FACTOR 16
 #define MAX_LOOP_BUDGET_NS 5000000
-/* If an iteration takes longer than this many times the shortest, other tasks have run in it. */
+/*
+ * An empty iteration often takes longer than the shortest one: the processor's caches hold the data
+ * of other code. Its usual time is a low average, and at most this many times the shortest. If an
+ * iteration takes longer than this many times its usual time, other tasks have run in it.
+ */
 #define BUSY_ITERATION_FACTOR 4
 /* The most requests in a batch. The device can work on these while the next ones are collected. */
 #define MAX_BATCHED 32
@@ -137,6 +141,7 @@ struct completion_dispatcher {
 	long long budget_start;	 /* time when a polling task last resumed from the event loop */
 	long long budget;	 /* nanoseconds of polling per loop iteration */
 	long long shortest;	 /* the shortest iteration of the loop, in nanoseconds */
+	long long usual;	 /* the usual time of one without other tasks */
 	long long notified_at;	 /* time when polling last produced work for other tasks */
 	long long last_event_at; /* time when the last channel event was read */
 	int open_post_lists; /* queue pairs with an open post list: do not poll if there are any */
@@ -515,7 +520,7 @@ struct stream_data_path {
 	char swaps; /* the peer's messages have the other byte order */
 	char closed;
 	char has_writer;
-	char notify; /* the owner is notified of the first message */
+	char notify; /* the owner is notified of the next message */
 	char notify_sendable;
 	char is_notified;
 	PyObject *checkpoints;	/* see make_attempt() */

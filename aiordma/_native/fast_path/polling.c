@@ -114,6 +114,22 @@ void start_budget(struct polling *polling)
 		polling->dispatcher->budget_start = now_ns();
 }
 
+/* Note how long an iteration of the loop took. The usual time falls fast, and rises slowly. */
+static void note_iteration(struct completion_dispatcher *self, long long took)
+{
+	long long rise = took - self->usual, most;
+
+	if (took < self->shortest)
+		self->shortest = took;
+	most = BUSY_ITERATION_FACTOR * self->shortest;
+	if (rise < 0)
+		self->usual += rise / 2;
+	else
+		self->usual += rise < self->usual / 16 ? rise : self->usual / 16;
+	if (self->usual > most)
+		self->usual = most;
+}
+
 /* The loop has run. Start a new budget, unless another task has done so in this iteration. */
 void end_loop_yield(struct completion_dispatcher *self, const struct loop_yield *yield,
 		    long long now)
@@ -123,15 +139,14 @@ void end_loop_yield(struct completion_dispatcher *self, const struct loop_yield 
 	if (self->budget_start != yield->budget_start)
 		return;
 	self->budget_start = now;
-	if (took < self->shortest)
-		self->shortest = took;
-	budget = BUDGET_FACTOR * self->shortest;
+	note_iteration(self, took);
+	budget = BUDGET_FACTOR * self->usual;
 	if (budget > MAX_LOOP_BUDGET_NS)
 		budget = MAX_LOOP_BUDGET_NS;
 	if (budget < LOOP_BUDGET_NS)
 		budget = LOOP_BUDGET_NS;
 	/* Other tasks that have work get at least as much time as polling. */
-	if (took > BUSY_ITERATION_FACTOR * self->shortest && took < budget)
+	if (took > BUSY_ITERATION_FACTOR * self->usual && took < budget)
 		budget = took;
 	self->budget = budget;
 }

@@ -68,6 +68,15 @@ async def exchange(peer: Peer, message: bytes) -> bytes:
         EOFError: the peer closed before.
     """
     await peer.send(message)
+    return await receive_answer(peer)
+
+
+async def receive_answer(peer: Peer) -> bytes:
+    """Return the answer to a message that was sent.
+
+    Raises:
+        EOFError: the peer closed before.
+    """
     answer = await receive(peer)
     if not answer:
         raise EOFError("the server has closed before it has answered")
@@ -100,15 +109,22 @@ async def time_turn(active: Peer) -> Sequence[int]:
 
 
 async def ask_all(peers: Sequence[Peer]) -> None:
-    """Have one round trip with each of these peers, one after another, at even distances in a turn.
+    """Have one round trip with each of these peers, at even distances in a turn.
 
-    One task has all of them: a task for each would slow down the loop that is measured.
+    When the loop runs late, the peers that are due are asked together: a late answer delays no
+    other. One task asks all: a task for each would slow down the loop that is measured.
     """
     begin = time.monotonic()
-    for number, peer in enumerate(peers):
-        due = begin + TURN * number / len(peers)
-        await asyncio.sleep(max(0.0, due - time.monotonic()))
-        await exchange(peer, MESSAGE)
+    asked = 0
+    while asked < len(peers):
+        await asyncio.sleep(begin + TURN * asked / len(peers) - time.monotonic())
+        passed = (time.monotonic() - begin) / TURN
+        due = peers[asked : max(asked, int(passed * len(peers))) + 1]
+        for peer in due:
+            await peer.send(MESSAGE)
+        for peer in due:
+            await receive_answer(peer)
+        asked += len(due)
 
 
 @dataclass(frozen=True)
