@@ -186,6 +186,32 @@ async def test_a_receiver_lets_the_loop_run_and_polls_again(simulation: Simulati
         assert far.stats.receive_waits == waits
 
 
+@pytest.mark.parametrize("has_bytes", [True, False])
+async def test_only_bytes_for_a_reader_between_two_polls_end_polling(
+    simulation: Simulation, has_bytes: bool
+) -> None:
+    """Completions of its sends do not: the reader does not wait for those."""
+    async with (
+        connected(simulation) as (_, polling),
+        connected(simulation) as (sender, reader),
+    ):
+        core = polling._core.data_path.core
+        core.poll_budget = 1
+        allow_polling(polling, 10**18)
+        for _ in range(2):  # the first poll takes what was sent while the streams connected
+            simulation.world.settle(0.1)
+            assert core.read(1) is None
+            await (sender if has_bytes else reader).send(bytes(80_000))
+        reader._core.data_path.core.has_reader = True
+        allow_polling(polling, 10**18)
+        simulation.world.settle(0.1)
+        sends = reader._core.data_path.sends.core
+        oldest = sends.oldest_pending
+        assert core.read(1) is None
+        assert core.preempted == has_bytes
+        assert has_bytes or sends.oldest_pending > oldest
+
+
 @pytest.mark.parametrize("name", ["inline", "copied", "registered", "iomap", "iowrite"])
 async def test_a_send_that_is_refused_ends_the_stream(simulation: Simulation, name: str) -> None:
     async with connected(simulation) as (near, far):

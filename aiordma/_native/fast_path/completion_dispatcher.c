@@ -168,9 +168,7 @@ static int take_receive(struct completion_dispatcher *self, struct dispatch_entr
 
 	Py_INCREF((PyObject *)receives);
 	complete_receive(receives->ring);
-	self->served_poller |= is_between_polls(&receives->parking);
-	result = append_received(receives, &message) ||
-		 collect_waiter(&receives->parking, self->woken);
+	result = append_received(receives, &message) || serve_waiter(&receives->parking, self);
 	if (!result && receives->notify) {
 		receives->notify = 0;
 		result = notify(self, key);
@@ -189,10 +187,8 @@ static int take_of_stream(struct completion_dispatcher *self, struct dispatch_en
 	int done =
 		wc->wr_id & RECEIVE ? take_stream_receive(stream, wc) : take_send(self, entry, wc);
 
-	if (done > 0) {
-		self->served_poller |= is_between_polls(&stream->parking);
-		advanced = advance_stream(stream, self->woken);
-	}
+	if (done > 0)
+		advanced = advance_stream(stream, self);
 	if (advanced > 0)
 		advanced = notify(self, key);
 	return advanced ? -1 : done;

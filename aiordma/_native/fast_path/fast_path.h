@@ -214,8 +214,7 @@ void end_yield(struct parking *parking);
 PyObject *park(struct parking *parking);
 void unpark(struct parking *parking);
 void note_polled(struct parking *parking, int found);
-int is_between_polls(const struct parking *parking);
-int collect_waiter(struct parking *parking, PyObject *woken);
+int serve_waiter(struct parking *parking, struct completion_dispatcher *dispatcher);
 void wake_waiter(struct parking *parking);
 int note_parked(struct parking *parking);
 int may_park(const struct parking *parking);
@@ -531,7 +530,7 @@ struct stream_data_path {
 
 void complete_stream_sends(struct stream_data_path *self, unsigned int number);
 int take_stream_receive(struct stream_data_path *self, const struct ibv_wc *wc);
-int advance_stream(struct stream_data_path *self, PyObject *woken);
+int advance_stream(struct stream_data_path *self, struct completion_dispatcher *dispatcher);
 
 /* --- inline_future.c --- */
 

@@ -82,18 +82,20 @@ PyObject *park(struct parking *parking)
 	return iterator;
 }
 
-/* True if a task waits, and polls again after the loop has run. Nothing else wakes it. */
-int is_between_polls(const struct parking *parking)
+/*
+ * There is something for the task that waits, if one does. Have a parked task woken after the
+ * batch. Nothing wakes a task that is between two polls: it looks again when the loop has run. So
+ * have the poll of another task end. Returns 0, or -1 with an exception.
+ */
+int serve_waiter(struct parking *parking, struct completion_dispatcher *dispatcher)
 {
-	return parking->has_waiter && (!parking->waiter || parking->waiter == Py_None);
-}
+	int is_parked = parking->waiter && parking->waiter != Py_None;
 
-/* Move the waiter, if there is one, to the list `woken`. Returns 0, or -1 with an exception. */
-int collect_waiter(struct parking *parking, PyObject *woken)
-{
-	if (!parking->waiter || parking->waiter == Py_None)
+	if (!is_parked) {
+		dispatcher->served_poller |= parking->has_waiter;
 		return 0;
-	if (PyList_Append(woken, parking->waiter))
+	}
+	if (PyList_Append(dispatcher->woken, parking->waiter))
 		return -1;
 	parking->woken_at = (long long)now_ns();
 	Py_CLEAR(parking->waiter);

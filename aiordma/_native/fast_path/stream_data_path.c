@@ -316,16 +316,16 @@ int take_stream_receive(struct stream_data_path *self, const struct ibv_wc *wc)
 }
 
 /*
- * Post credit updates after a completion, and move the waiter to the list `woken` if there are
- * bytes. Returns 1 if Python must be notified: there is an error, or the owner waits for any
- * completion. Returns -1 with an exception.
+ * Post credit updates after a completion. If there are bytes, they serve the task that waits.
+ * Returns 1 if Python must be notified: there is an error, or the owner waits for any completion.
+ * Returns -1 with an exception.
  */
-int advance_stream(struct stream_data_path *self, PyObject *woken)
+int advance_stream(struct stream_data_path *self, struct completion_dispatcher *dispatcher)
 {
 	int has_bytes = self->inbound->available > 0, is_wanted;
 
 	post_updates(self);
-	if (has_bytes && collect_waiter(&self->parking, woken))
+	if (has_bytes && serve_waiter(&self->parking, dispatcher))
 		return -1;
 	is_wanted = (self->notify && self->messages_received) || self->error ||
 		    self->receive_error || self->notify_sendable;
