@@ -306,7 +306,7 @@ class MessageDataPath:
             core.release_rd_atomic(initiator_depth)
 
     def report_message(self, is_wanted: bool) -> None:
-        """Call callbacks.message_arrived() for the next message, or not, if it is not needed."""
+        """Call callbacks.message_arrived() for the first message, or not, if it is not needed."""
         self.receiver.queue.notify = is_wanted
 
     def resume(self) -> None:

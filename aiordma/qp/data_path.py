@@ -64,7 +64,7 @@ class DataPath(Protocol):
         """Use `initiator_depth` as the number of RD/atomic credits: the connection is made."""
 
     def report_message(self, is_wanted: bool) -> None:
-        """Call callbacks.message_arrived() for the next message, or not, if it is not needed."""
+        """Call callbacks.message_arrived() for the first message, or not, if it is not needed."""
 
     def resume(self) -> None:
         """Start to post requests if they were paused: the peer is ready for them."""
@@ -131,7 +131,7 @@ class EndpointCallbacks(Protocol):
     def message_arrived(self) -> None:
         """Note that a message has arrived: the peer has the connection established.
 
-        Called for the first message after report_message(), perhaps for others, too.
+        Called for the first message if report_message() asked for it, perhaps for others, too.
         """
 
     def request_completed(self) -> None:

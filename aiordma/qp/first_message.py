@@ -35,14 +35,14 @@ class FirstMessage:
     def expect(self) -> None:
         """Have the message reported: the connection is about to be accepted.
 
-        On iWARP, hold back the sends until then.
+        On iWARP, hold back the sends until it has arrived.
         """
         self._data_path.report_message(True)
         if self._device.is_iwarp:
             self._data_path.sends.pause()
 
     def confirmed(self) -> None:
-        """The connection manager has the peer's confirmation.
+        """Handle the peer's confirmation, which the connection manager has received.
 
         On RoCE the message is not needed any more. On iWARP, wait for it a limited time.
         """

@@ -259,7 +259,7 @@ class StreamDataPath:
         self.may_read = initiator_depth > 0
 
     def report_message(self, is_wanted: bool) -> None:
-        """Call callbacks.message_arrived() for the next message, or not, if it is not needed."""
+        """Call callbacks.message_arrived() for the first message, or not, if it is not needed."""
         self.core.notify = is_wanted
 
     def resume(self) -> None:

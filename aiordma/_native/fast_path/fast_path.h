@@ -519,7 +519,7 @@ struct stream_data_path {
 	char swaps; /* the peer's messages have the other byte order */
 	char closed;
 	char has_writer;
-	char notify; /* the owner is notified of the next message */
+	char notify; /* the owner is notified of the first message */
 	char notify_sendable;
 	char is_notified;
 	PyObject *checkpoints;	/* see make_attempt() */

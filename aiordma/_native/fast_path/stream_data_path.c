@@ -628,7 +628,7 @@ static PyMemberDef stream_members[] = {
 	{ "has_writer", T_BOOL, offsetof(struct stream_data_path, has_writer), 0,
 	  "True if a task is in the middle of sending: send() posts nothing for other tasks." },
 	{ "notify", T_BOOL, offsetof(struct stream_data_path, notify), 0,
-	  "True if the owner is notified of the next message." },
+	  "True if the owner is notified of the first message." },
 	{ "notify_sendable", T_BOOL, offsetof(struct stream_data_path, notify_sendable), 0,
 	  "True if the owner is notified of the next completion." },
 	{ "poll_budget", T_LONGLONG, offsetof(struct stream_data_path, parking.polling.budget), 0,
