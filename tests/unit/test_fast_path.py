@@ -655,6 +655,18 @@ def allow_waits(rig: Rig, hits: int) -> None:
         rig.policy.polled(True)
 
 
+def attach_other(verbs: Queues, rig: Rig) -> fast_path.ReceiveQueue:
+    """Return the receive queue of another connection, with one posted slot. Its key is 9."""
+    ring = fast_path.ReceiveRingCore(1, SLOT_SIZE)
+    ring._use(bytearray(SLOT_SIZE), 0x20000, 77)
+    ring._open(verbs, (verbs.qp_cell, 0), 9 << 32 | RECEIVE)
+    assert ring._post(0) == 0
+    other = fast_path.ReceiveQueue(ring)
+    other.notify = False
+    rig.dispatcher.attach(9, fast_path.SendQueueCore(8, 1, 16), other)
+    return other
+
+
 def resume(waiting: Any) -> object:
     """Resume an awaitable. Return what it waits for, or its result."""
     try:
@@ -715,14 +727,8 @@ def test_a_message_for_a_task_between_two_polls_ends_polling(
     """Nothing else tells the other task: it waits for the loop to run."""
     allow_waits(rig, hits=2)
     slot = rig.fill(b"hello")
-    ring = fast_path.ReceiveRingCore(1, SLOT_SIZE)
-    ring._use(bytearray(SLOT_SIZE), 0x20000, 77)
-    ring._open(verbs, (verbs.qp_cell, 0), 9 << 32 | RECEIVE)
-    assert ring._post(0) == 0
-    other = fast_path.ReceiveQueue(ring)
-    other.notify = False
+    other = attach_other(verbs, rig)
     other.has_waiter = is_between_polls
-    rig.dispatcher.attach(9, fast_path.SendQueueCore(8, 1, 16), other)
     for _ in range(POLL_BATCH):  # the first poll takes only these
         verbs.sent(KEY, 0)
     verbs.received(9, 0, 4)
@@ -732,6 +738,26 @@ def test_a_message_for_a_task_between_two_polls_ends_polling(
     waiting = rig.receives.recv(None)
     assert resume(waiting) == ("loop runs" if is_between_polls else b"hello")
     assert (len(other), rig.dispatcher.notified_at > 0) == (1, is_between_polls)
+    waiting.close()
+
+
+@pytest.mark.parametrize("other_polls", [False, True])
+def test_a_poll_of_another_task_counts_for_a_wait_between_two_polls(
+    verbs: Queues, rig: Rig, other_polls: bool
+) -> None:
+    """Else 1,000 idle tasks would each poll for their whole time: the loop would be busy."""
+    allow_waits(rig, hits=1)
+    rig.receives.poll_budget = 200_000
+    rig.dispatcher.budget = rig.dispatcher.budget_start = 0
+    waiting = rig.receives.recv(None)
+    assert (resume(waiting), verbs.polls) == ("loop runs", 0)
+    rig.dispatcher.budget, rig.dispatcher.budget_start = LONG, time.monotonic_ns()
+    other = attach_other(verbs, rig)
+    other.set_polling(rig.dispatcher, verbs.cq, 300_000 if other_polls else -1)
+    assert other.take_bytes() is None
+    polls = verbs.polls
+    assert (resume(waiting), verbs.polls > polls) == ("parked", not other_polls)
+    assert rig.policy.misses == 1
     waiting.close()
 
 

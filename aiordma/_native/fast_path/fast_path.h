@@ -140,6 +140,7 @@ struct completion_dispatcher {
 	struct transfers ended;	 /* transfers whose waiters are not woken yet */
 	long long budget_start;	 /* time when a polling task last resumed from the event loop */
 	long long budget;	 /* nanoseconds of polling per loop iteration */
+	long long polled;	 /* nanoseconds of all polls that have missed or were preempted */
 	long long shortest;	 /* the shortest iteration of the loop, in nanoseconds */
 	long long usual;	 /* the usual time of one without other tasks */
 	long long notified_at;	 /* time when polling last produced work for other tasks */
@@ -169,7 +170,8 @@ struct polling {
 	struct ibv_cq *cq;	 /* valid while `dispatcher` is set */
 	long long budget;	 /* nanoseconds of a wait; negative: it does not poll */
 	long long unused;	 /* nanoseconds that were left when the last poll was preempted */
-	long long left;		 /* the time of the next poll, if it continues one; else 0 */
+	long long left;		 /* the same, while the loop runs before the poll goes on; else 0 */
+	long long polled;	 /* `polled` of the dispatcher when the loop began to run */
 	struct loop_yield yield; /* between the two */
 	char preempted;		 /* enum preemption */
 };

@@ -46,8 +46,10 @@ PyObject *begin_yield(struct parking *parking)
 		parking->has_waiter = 1;
 		polling->left = polling->unused;
 		polling->yield.began = (long long)now_ns();
-		polling->yield.budget_start =
-			polling->dispatcher ? polling->dispatcher->budget_start : 0;
+		if (polling->dispatcher) {
+			polling->polled = polling->dispatcher->polled;
+			polling->yield.budget_start = polling->dispatcher->budget_start;
+		}
 	}
 	return awaitable;
 }
