@@ -6,7 +6,7 @@ import asyncio
 import struct
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
 
@@ -41,25 +41,45 @@ async def connected_to(
 ) -> AsyncIterator[tuple[ByteStream, asyncio.subprocess.Process]]:
     """Run a program that listens. HOST and PORT in its command become an address for it.
 
-    rsockets send as soon as they have accepted. On a busy machine, soft-iWARP loses a connection by
-    that (docs/transports.md). Then the program is started again.
+    When soft-iWARP loses the connection, the program is started again.
     """
     host, port = address.host, await free_port(address)
     words = words_for(command, host, port)
     while True:
-        async with running_peer(*words, prints=prints, environment=environment) as process:
-            try:
-                stream = await until_accepted(
-                    lambda: aiordma.connect_stream(host, port, options=options), port
-                )
-            except ConnectError as error:
-                if "Invalid argument" not in str(error) or address.transport.name != "IWARP":
-                    raise
-                process.kill()
-                continue
-            async with stream:
+        try:
+            async with (
+                running_peer(*words, prints=prints, environment=environment) as process,
+                await connect_to_program(address, port, options) as stream,
+            ):
                 yield stream, process
-        return
+            return
+        except LostConnection:
+            continue
+
+
+class LostConnection(Exception):
+    """soft-iWARP lost the connection that the program accepted."""
+
+
+async def connect_to_program(
+    address: DeviceAddress, port: int, options: StreamOptions
+) -> ByteStream:
+    """Connect to a program that might still be starting.
+
+    rsockets send as soon as they have accepted. On a busy machine, soft-iWARP loses a connection by
+    that (docs/transports.md).
+
+    Raises:
+        LostConnection: It did. The program can fail, too.
+    """
+    try:
+        return await until_accepted(
+            lambda: aiordma.connect_stream(address.host, port, options=options), port
+        )
+    except ConnectError as error:
+        if "Invalid argument" in str(error) and address.transport.name == "IWARP":
+            raise LostConnection from error
+        raise
 
 
 @asynccontextmanager
@@ -134,9 +154,8 @@ async def test_aiordma_connects_to_rstream(address: DeviceAddress, name: str) ->
 # --- riostream: each end writes into memory of the other, and polls the last byte of its own ---
 
 IO_SIZE, IO_COUNT, IO_ROUNDS = 1000, 3, 2
-# riostream sets its number of mappings after it has started to listen. An earlier client gets none.
-# That is rare, however fast the machine is: the client repeats its requests at intervals.
 ATTEMPTS = 50
+"""The number of times that riostream is started, at most. See `NoMappings`."""
 IO_TEST = ("-S", IO_SIZE, "-C", IO_COUNT, "-I", IO_ROUNDS)
 ONE_MAPPING = StreamOptions(mappings=1)
 
@@ -178,13 +197,19 @@ async def test_aiordma_connects_to_riostream(address: DeviceAddress) -> None:
     for _ in range(ATTEMPTS):
         command = ("riostream", "-b", "HOST", "-p", "PORT", *IO_TEST)
         peer = connected_to(address, *command, options=ONE_MAPPING, prints="custom")
-        async with peer as (stream, server):
-            if not stream.peer_mappings:
-                server.kill()
-                continue
-            await write_directly(stream, is_client=True)
-        return
+        with suppress(NoMappings):
+            async with peer as (stream, _):
+                if not stream.peer_mappings:
+                    raise NoMappings
+                await write_directly(stream, is_client=True)
+            return
     pytest.fail("riostream never allowed a mapping")
+
+
+class NoMappings(Exception):
+    """riostream sets its number of mappings after it has started to listen. An earlier client has
+    none. That is rare, however fast the machine is: the client repeats its requests at intervals.
+    """
 
 
 # --- rcopy ---
