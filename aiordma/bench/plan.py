@@ -111,11 +111,11 @@ LONG_BUSY_POLL = 0.1
 """Seconds: the shortest `busy_poll` of `bandwidth` and `objects`, longer than 1 MiB takes on an
 emulated device."""
 RUNS = 6
-"""The runs in each round, except of `connections` and MANY. They are short, because the speed of
-some machines changes within seconds."""
+"""The runs in each round, except of `objects`, `connections` and MANY. They are short, because the
+speed of some machines changes within seconds."""
 LONG_RUNS = 3
-"""The runs in each round of `connections`. They are longer, because fewer connections in each run
-would be set up more slowly."""
+"""The runs in each round of `objects` and `connections`. They are longer: an object of 64 MiB takes
+seconds on an emulated device, and fewer connections in each run would be set up more slowly."""
 
 
 @dataclass(frozen=True)
@@ -161,10 +161,10 @@ class Plan:
     def _sizes(self, default: tuple[int, ...]) -> tuple[int, ...]:
         return self.sizes or (default[:1] if self.quick else default)
 
-    def _long_work(self, test: str, count: int, warmup: int) -> Work:
+    def _long_work(self, test: str, count: int, warmup: int, runs: int) -> Work:
         """Return work of operations that take long: with a long `busy_poll`."""
         busy_poll = max(self.busy_poll, LONG_BUSY_POLL)
-        return replace(self._work(test, count, 16, warmup, RUNS), busy_poll=busy_poll)
+        return replace(self._work(test, count, 16, warmup, runs), busy_poll=busy_poll)
 
     def _latency(self) -> Iterator[Work]:
         for size in self._sizes(LATENCY_SIZES):
@@ -177,13 +177,14 @@ class Plan:
         for operation in self.operations:
             for size in self._sizes(BANDWIDTH_SIZES):
                 count = max(MIN_BANDWIDTH_OPERATIONS, BANDWIDTH_BYTES // size)
-                work = self._long_work("bandwidth", count, 16)
+                work = self._long_work("bandwidth", count, 16, RUNS)
                 yield replace(work, size=size, operation=operation)
 
     def _objects(self) -> Iterator[Work]:
         for size in self._sizes(OBJECT_SIZES):
             count = max(MIN_OBJECTS, min(MAX_OBJECTS, OBJECT_BYTES // size))
-            yield replace(self._long_work("objects", count, 2), size=size, operation="read")
+            work = self._long_work("objects", count, 2, LONG_RUNS)
+            yield replace(work, size=size, operation="read")
 
     def _http(self) -> Iterator[Work]:
         for connections in HTTP_CONNECTIONS[:1] if self.quick else HTTP_CONNECTIONS:

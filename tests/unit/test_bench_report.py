@@ -369,7 +369,7 @@ def test_plan_yields_the_work_of_its_choices() -> None:
     assert all(work.count == 9 and work.warmup <= 9 for work in Plan(count=9).works())
     assert {work.count for work in Plan(quick=True).works()} <= {1, 16, 20, 50, 200}
     assert all(work.idle <= 2000 for work in Plan(quick=True).works())
-    runs = {"idle": 1, "answering": 1, "reconnect": 1, "connections": 3}
+    runs = {"idle": 1, "answering": 1, "reconnect": 1, "connections": 3, "objects": 3}
     for work in Plan(busy_poll=0.05).works():
         assert work.busy_poll == (0.1 if work.test in {"bandwidth", "objects"} else 0.05)
         assert work.runs == runs.get(work.test, 6)
