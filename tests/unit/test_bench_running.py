@@ -237,6 +237,37 @@ def test_client_is_not_retried_after_the_start_timeout(monkeypatch: pytest.Monke
         run_pair(pair(SLEEPS, "raise SystemExit('refused')", 99), 20)
 
 
+CRASHES = "os.kill(os.getpid(), signal.SIGSEGV)"
+NOTES_A_START = "import os, signal; print('start', file=open({!r}, 'a'), flush=True); "
+
+
+def test_server_is_started_again_after_a_crash_of_its_client(tmp_path: Path) -> None:
+    """Each client waits for its server. The first one crashes, the second prints 42."""
+    starts, crashed = tmp_path / "starts", str(tmp_path / "crashed")
+    client = (
+        f"import os, signal, time\n"
+        f"is_first = not os.path.exists({crashed!r})\n"
+        f"while open({str(starts)!r}).read().count('start') < 2 - is_first: time.sleep(0.01)\n"
+        f"if is_first:\n    open({crashed!r}, 'w')\n    {CRASHES}\n"
+        f"print(42)"
+    )
+    starts.touch()
+    server = NOTES_A_START.format(str(starts)) + SLEEPS
+    assert run_pair(pair(server, client, 99, server_exits=False), 20) == 42
+    assert starts.read_text().count("start") == 2
+
+
+@pytest.mark.parametrize(("server", "port", "runs"), [(SLEEPS, 99, 3), (LISTENS, 0, 1)])
+def test_a_client_that_crashes_again_and_again_fails(
+    server: str, port: int, runs: int, tmp_path: Path
+) -> None:
+    starts = tmp_path / "starts"
+    client = NOTES_A_START.format(str(starts)) + CRASHES
+    with pytest.raises(BenchError, match="the client failed: exit code -11"):
+        run_pair(pair(server, client, port), 20)
+    assert starts.read_text().count("start") == runs
+
+
 @contextmanager
 def interrupt_when(ready: Callable[[], bool]) -> Iterator[None]:
     """Raise KeyboardInterrupt in the block, as Ctrl-C does, once `ready()` is true."""
