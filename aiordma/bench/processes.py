@@ -227,10 +227,12 @@ def _client_result(pair: Pair[T], client: Child, server: Child, client_timeout: 
         raise BenchError(f"the client has not finished after {client_timeout:.0f} seconds")
     if server.code:  # the client might notice this late, or never
         client.wait(1.0)
+    if client.code is not None and client.code < 0:  # the server might fail because of this
+        raise ClientCrashed(f"the client failed: {client.failure()}")
+    if server.code:
         raise BenchError(f"the server failed: {server.failure()}")
     if client.code != 0:
-        kind = ClientCrashed if client.code is not None and client.code < 0 else BenchError
-        raise kind(f"the client failed: {client.failure()}")
+        raise BenchError(f"the client failed: {client.failure()}")
     try:
         return pair.parse(client.output)
     except ValueError as error:

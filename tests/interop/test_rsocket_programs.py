@@ -46,15 +46,13 @@ async def connected_to(
     host, port = address.host, await free_port(address)
     words = words_for(command, host, port)
     while True:
-        try:
+        with suppress(LostConnection):
             async with (
                 running_peer(*words, prints=prints, environment=environment) as process,
                 await connect_to_program(address, port, options) as stream,
             ):
                 yield stream, process
             return
-        except LostConnection:
-            continue
 
 
 class LostConnection(Exception):

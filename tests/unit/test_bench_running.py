@@ -268,6 +268,19 @@ def test_a_client_that_crashes_again_and_again_fails(
     assert starts.read_text().count("start") == runs
 
 
+def test_a_crash_counts_although_the_server_fails_because_of_it() -> None:
+    both = pair("raise SystemExit('disconnected')", "import os, signal; " + CRASHES, 99)
+    server, client = processes.Child(both.server), processes.Child(both.client(99))
+    try:
+        assert server.wait(20)
+        assert client.wait(20)
+        with pytest.raises(processes.ClientCrashed, match="the client failed: exit code -11"):
+            processes._client_result(both, client, server, 20)
+    finally:
+        server.end()
+        client.end()
+
+
 @contextmanager
 def interrupt_when(ready: Callable[[], bool]) -> Iterator[None]:
     """Raise KeyboardInterrupt in the block, as Ctrl-C does, once `ready()` is true."""
