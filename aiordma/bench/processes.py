@@ -20,8 +20,8 @@ START_TIMEOUT = 120.0
 """Seconds within which a server must listen. An emulated processor needs that long."""
 EXIT_TIMEOUT = 60.0
 """Seconds within which a server must exit after its client. Thousands of connections need that."""
-MAX_CRASHES = 3
-"""The number of crashes of a client of a C program after which its run has failed."""
+MAX_RUNS = 3
+"""The number of times that a C program is run if its server or its client crashes or hangs."""
 _POLL_INTERVAL = 0.01
 _QUOTED_LINES = 5
 _MAX_OUTPUT = 1 << 24
@@ -149,28 +149,29 @@ def wait_until(condition: Callable[[], bool], seconds: float) -> bool:
     return True
 
 
-class ClientCrashed(BenchError):
-    """A signal ended the client, perhaps after it had connected."""
+class CrashError(BenchError):
+    """A signal ended the server or the client, or the client has not finished in time."""
 
 
 def run_pair(pair: Pair[T], client_timeout: float) -> T:
     """Run server and client; return the client's parsed output.
 
-    If the client of a C program crashes, both are started again: the server has perhaps accepted
-    the only connection that it accepts, and rejects another client. On a busy machine, 3 of 80
-    clients of ib_read_bw (perftest 4.5) crashed.
+    A C program whose server or client crashes or hangs is run again, MAX_RUNS times in all: each
+    run has its part of `client_timeout`. Both are started again, because a server has perhaps
+    accepted the only connection that it accepts. On a busy machine, 3 of 80 clients of ib_read_bw
+    (perftest 4.5) crashed, one hung, and a server of cmtime (rdma-core 44) crashed.
 
     Raises:
         BenchError: one of them failed, or the client ran longer than `client_timeout` seconds.
     """
-    crashes = 0
-    while True:
+    runs = MAX_RUNS if pair.port else 1
+    for left in reversed(range(runs)):
         try:
-            return _run_once(pair, client_timeout)
-        except ClientCrashed:
-            crashes += 1
-            if not pair.port or crashes == MAX_CRASHES:
+            return _run_once(pair, client_timeout / runs)
+        except CrashError:
+            if not left:
                 raise
+    raise AssertionError("the last run has neither a result nor an error")
 
 
 def _run_once(pair: Pair[T], client_timeout: float) -> T:
@@ -207,15 +208,16 @@ def _run_client(pair: Pair[T], server: Child, port: int, client_timeout: float) 
         client = Child(pair.client(port))
         try:
             return _client_result(pair, client, server, client_timeout)
-        except ClientCrashed:
+        except CrashError:
             raise
         except BenchError:
-            is_final = not pair.port or time.monotonic() > deadline
-            if is_final or server.code is not None:
+            if not pair.port or time.monotonic() > deadline:
+                raise
+            if server.wait(10 * _POLL_INTERVAL):  # perhaps the client failed because of this
+                _raise_if_failed(server, "server")
                 raise
         finally:
             client.end()
-        time.sleep(10 * _POLL_INTERVAL)
 
 
 def _client_result(pair: Pair[T], client: Child, server: Child, client_timeout: float) -> T:
@@ -224,16 +226,20 @@ def _client_result(pair: Pair[T], client: Child, server: Child, client_timeout: 
     if client.code is None and server.code == 0:
         client.wait(deadline - time.monotonic())
     if client.code is None and not server.code:
-        raise BenchError(f"the client has not finished after {client_timeout:.0f} seconds")
+        raise CrashError(f"the client has not finished after {client_timeout:.0f} seconds")
     if server.code:  # the client might notice this late, or never
         client.wait(1.0)
     if client.code is not None and client.code < 0:  # the server might fail because of this
-        raise ClientCrashed(f"the client failed: {client.failure()}")
-    if server.code:
-        raise BenchError(f"the server failed: {server.failure()}")
-    if client.code != 0:
-        raise BenchError(f"the client failed: {client.failure()}")
+        _raise_if_failed(client, "client")
+    _raise_if_failed(server, "server")
+    _raise_if_failed(client, "client")
     try:
         return pair.parse(client.output)
     except ValueError as error:
         raise BenchError(f"the client's output: {error}\n{client.failure()}") from error
+
+
+def _raise_if_failed(child: Child, role: str) -> None:
+    if child.code:
+        error = CrashError if child.code < 0 else BenchError
+        raise error(f"the {role} failed: {child.failure()}")

@@ -7,7 +7,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -237,15 +237,15 @@ def test_client_is_not_retried_after_the_start_timeout(monkeypatch: pytest.Monke
         run_pair(pair(SLEEPS, "raise SystemExit('refused')", 99), 20)
 
 
-CRASHES = "os.kill(os.getpid(), signal.SIGSEGV)"
-NOTES_A_START = "import os, signal; print('start', file=open({!r}, 'a'), flush=True); "
+CRASHES = "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)"
+NOTES_A_START = "print('start', file=open({!r}, 'a'), flush=True); "
 
 
 def test_server_is_started_again_after_a_crash_of_its_client(tmp_path: Path) -> None:
     """Each client waits for its server. The first one crashes, the second prints 42."""
     starts, crashed = tmp_path / "starts", str(tmp_path / "crashed")
     client = (
-        f"import os, signal, time\n"
+        f"import os, time\n"
         f"is_first = not os.path.exists({crashed!r})\n"
         f"while open({str(starts)!r}).read().count('start') < 2 - is_first: time.sleep(0.01)\n"
         f"if is_first:\n    open({crashed!r}, 'w')\n    {CRASHES}\n"
@@ -257,24 +257,66 @@ def test_server_is_started_again_after_a_crash_of_its_client(tmp_path: Path) -> 
     assert starts.read_text().count("start") == 2
 
 
-@pytest.mark.parametrize(("server", "port", "runs"), [(SLEEPS, 99, 3), (LISTENS, 0, 1)])
-def test_a_client_that_crashes_again_and_again_fails(
-    server: str, port: int, runs: int, tmp_path: Path
+@pytest.mark.parametrize(
+    ("end", "seconds", "error"),
+    [
+        (CRASHES, 20, "the client failed: exit code -11"),
+        (SLEEPS, 1.5, "the client has not finished after"),
+    ],
+    ids=["crash", "hang"],
+)
+@pytest.mark.parametrize(
+    ("server", "port", "runs"), [(SLEEPS, 99, 3), (LISTENS, 0, 1)], ids=["c_program", "aiordma"]
+)
+def test_a_client_that_crashes_or_hangs_again_and_again_fails(
+    server: str, port: int, runs: int, end: str, seconds: float, error: str
 ) -> None:
-    starts = tmp_path / "starts"
-    client = NOTES_A_START.format(str(starts)) + CRASHES
-    with pytest.raises(BenchError, match="the client failed: exit code -11"):
-        run_pair(pair(server, client, port), 20)
-    assert starts.read_text().count("start") == runs
+    both, ports = pair(server, end, port), []
+
+    def client(number: int) -> Sequence[str]:
+        ports.append(number)
+        return both.client(number)
+
+    with pytest.raises(BenchError, match=error):
+        run_pair(replace(both, client=client), seconds)
+    assert len(ports) == runs
+
+
+@pytest.mark.parametrize("end", [CRASHES, "raise SystemExit(1)"], ids=["crash", "error"])
+def test_server_that_ends_is_started_again_only_after_a_crash(end: str, tmp_path: Path) -> None:
+    """As with cmtime: when the first server has ended, the first client exits without an error."""
+    pid, clients = tmp_path / "pid", tmp_path / "clients"
+    server = (
+        f"import os, time\n"
+        f"if os.path.exists({str(pid)!r}): time.sleep(60)\n"
+        f"with open({str(pid)!r}, 'w') as file: print(os.getpid(), file=file)\n{end}"
+    )
+    client = (
+        f"import os, pathlib, time\n"
+        f"pid, clients = pathlib.Path({str(pid)!r}), pathlib.Path({str(clients)!r})\n"
+        f"is_first = not clients.exists()\n"
+        f"clients.open('a').write('client ')\n"
+        f"while not (pid.exists() and pid.read_text()): time.sleep(0.01)\n"
+        f"stat = pathlib.Path('/proc', pid.read_text().strip(), 'stat')\n"
+        f"while stat.exists() and stat.read_text().split()[2] != 'Z': time.sleep(0.01)\n"
+        f"print('rejected' if is_first else 42)"
+    )
+    both = pair(server, client, 99, server_exits=False)
+    if end == CRASHES:
+        assert run_pair(both, 60) == 42
+    else:
+        with pytest.raises(BenchError, match="exit code 1"):
+            run_pair(both, 60)
+    assert clients.read_text() == "client " * (2 if end == CRASHES else 1)
 
 
 def test_a_crash_counts_although_the_server_fails_because_of_it() -> None:
-    both = pair("raise SystemExit('disconnected')", "import os, signal; " + CRASHES, 99)
+    both = pair("raise SystemExit('disconnected')", CRASHES, 99)
     server, client = processes.Child(both.server), processes.Child(both.client(99))
     try:
         assert server.wait(20)
         assert client.wait(20)
-        with pytest.raises(processes.ClientCrashed, match="the client failed: exit code -11"):
+        with pytest.raises(processes.CrashError, match="the client failed: exit code -11"):
             processes._client_result(both, client, server, 20)
     finally:
         server.end()
