@@ -88,7 +88,13 @@ class BaseCmId(AsyncContextManagerMixin, ABC):
     Only one task at a time can wait for an id.
     """
 
-    def __init__(self, handle: IdHandle, state: CmState, event: CmEvent | None) -> None:
+    def __init__(
+        self,
+        handle: IdHandle,
+        state: CmState,
+        event: CmEvent | None,
+        addresses: IdAddresses | None = None,
+    ) -> None:
         self.handle = handle
         self.context: object = None
         """Any object of the user."""
@@ -99,7 +105,7 @@ class BaseCmId(AsyncContextManagerMixin, ABC):
         self._has_listened = state is CmState.LISTENING
         self._joining: dict[int, CmEvent | None] = {}
         self._device: Device | None = None
-        self._addresses: IdAddresses | None = None
+        self._addresses = addresses
         """The addresses, once they do not change any more."""
         self._is_moved = False
 
@@ -187,12 +193,13 @@ class BaseCmId(AsyncContextManagerMixin, ABC):
 
     def handle_event(self, event: CmEvent) -> None:
         """Process an rdma_cm event, which can change the state."""
-        if event.type is CmEventType.CONNECT_REQUEST:
+        kind = event.type
+        if kind is CmEventType.CONNECT_REQUEST:
             self._add_request(event)
-        if event.context in self._joining:
-            self._joining[event.context] = event
-        if event.type is CmEventType.DEVICE_REMOVAL:
+        elif kind is CmEventType.DEVICE_REMOVAL:
             device_contexts.check_soon()
+        elif self._joining and event.context in self._joining:
+            self._joining[event.context] = event
         self._state.on_event(event)
         if self._completions is not None:
             self._completions.on_event()

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from aiordma.cm.failures import error_for_event
-from aiordma.cm.states import FINAL, CmCall, CmState, after_call, after_event
+from aiordma.cm.states import TRANSITIONS, CmCall, CmState, after_call
 from aiordma.enums import CmEventType
 from aiordma.errors import LocalClosed, PeerClosed, RdmaError
 from aiordma.rdmacm import CmEvent
 
 _ANSWERS = frozenset({CmEventType.CONNECT_RESPONSE, CmEventType.ESTABLISHED})
-_QUERY_FAILURES = frozenset({CmEventType.ADDR_ERROR, CmEventType.ROUTE_ERROR})
 
 
 class IdState:
@@ -43,15 +42,12 @@ class IdState:
 
     def on_event(self, event: CmEvent) -> None:
         """Move to the state that `event` leads to, and store the event."""
-        before = self.current
-        self.move(after_event(before, event.type))
+        kind, before = event.type, self.current
+        state, is_failure = TRANSITIONS[before].get(kind, (before, False))
+        self.move(state)
         self.event = event
-        if event.type in _ANSWERS:
+        if kind in _ANSWERS:
             self.established = event
-        if self.current in FINAL:
-            is_failure = before not in FINAL
-        else:
-            is_failure = self.current is CmState.DISCONNECTED or event.type in _QUERY_FAILURES
         if is_failure:
             self._failure = event
 

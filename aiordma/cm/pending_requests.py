@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 from aiordma.cm.handle import IdHandle
 from aiordma.cm.occasional_log import OccasionalLog
-from aiordma.rdmacm import CmEvent, CmId
+from aiordma.rdmacm import CmEvent, CmId, IdAddresses
 
 logger = logging.getLogger(__name__)
 
@@ -32,11 +32,16 @@ MAX_BACKLOG = 1024
 
 @dataclass(frozen=True, slots=True)
 class PendingRequest:
-    """A connection request: its id, its CONNECT_REQUEST event, and the host of the peer."""
+    """A connection request: its id, its CONNECT_REQUEST event, and its addresses."""
 
     handle: IdHandle
     event: CmEvent
-    host: str
+    addresses: IdAddresses
+
+    @property
+    def host(self) -> str:
+        """The host of the peer; "" if it has no IP address."""
+        return self.addresses.peer[0]
 
 
 class PendingRequests:
@@ -67,8 +72,7 @@ class PendingRequests:
         if not is_listening:
             handle.destroy()
             return
-        peer = handle.cm_id.peer_address
-        request = PendingRequest(handle, event, peer.host if peer is not None else "")
+        request = PendingRequest(handle, event, handle.cm_id.addresses)
         surplus = self._append(request, min(self.backlog, self._count + self.room()))
         if surplus is not None:
             surplus.handle.destroy()

@@ -180,4 +180,22 @@ def after_event(state: CmState, event: CmEventType) -> CmState:
     return EVENTS.get(state, {}).get(event, _S.FAILED)
 
 
+def is_failure(state: CmState, event: CmEventType) -> bool:
+    """Return True if `event` is the reason why an id in `state`, or its last query, fails."""
+    after = after_event(state, event)
+    if after in FINAL:
+        return state not in FINAL
+    if event in _QUERY_FAILURES:
+        return True
+    return after is _S.DISCONNECTED and event not in HINTS
+
+
 _KNOWN = frozenset(_E)
+_QUERY_FAILURES = frozenset({_E.ADDR_ERROR, _E.ROUTE_ERROR})
+
+# Computed once: every connection has several events.
+TRANSITIONS: dict[CmState, dict[CmEventType, tuple[CmState, bool]]] = {
+    state: {event: (after_event(state, event), is_failure(state, event)) for event in CmEventType}
+    for state in CmState
+}
+"""after_event() and is_failure() for each state and known event. Others change nothing."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 
@@ -54,13 +54,15 @@ class ChannelReader:
             self.stop()  # the fd might stay readable for ever
             self._fail(error)
             return 0
-        # They are acknowledged, so each one must be dispatched.
-        call_each(self.dispatch_safely, events, "could not dispatch an event")
+        self.dispatch(events)
         return len(events)
 
-    def dispatch_safely(self, event: CmEvent) -> None:
-        """Dispatch the event. An exception of the handler is only logged."""
-        try:
-            self._dispatch(event)
-        except Exception:  # the next events belong to other ids and must be dispatched
-            logger.exception("could not handle %s", event.type.name)
+    def dispatch(self, events: Sequence[CmEvent]) -> None:
+        """Dispatch events, which are acknowledged already. Each belongs to another id.
+
+        An exception of a handler is only logged.
+        """
+        if logger.isEnabledFor(logging.DEBUG):
+            for event in events:
+                logger.debug("%s (status %d) for id %#x", event, event.status, event.id)
+        call_each(self._dispatch, events, "could not handle an event")

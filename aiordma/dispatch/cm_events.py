@@ -133,8 +133,6 @@ class CmDispatcher:
         self._reader.read_all()
 
     def _dispatch(self, event: CmEvent) -> None:
-        if logger.isEnabledFor(logging.DEBUG):
-            _log_event(event)
         handler = self._handlers.get(event.id, _no_handler)()
         if handler is not None:
             handler.handle_event(event)
@@ -144,8 +142,7 @@ class CmDispatcher:
         logger.error("the rdma_cm event channel failed, and all its ids with it: %s", error)
         self._error = error
         self._unregister()
-        for address in list(self._handlers):
-            self._reader.dispatch_safely(_removal(address, error))
+        self._reader.dispatch([_removal(address, error) for address in self._handlers])
 
     # --- the channels of listening ids ---
 
@@ -155,7 +152,7 @@ class CmDispatcher:
 
         def fail(error: VerbsError) -> None:
             logger.error("the rdma_cm event channel of a listener failed: %s", error)
-            reader.dispatch_safely(_removal(listener, error))
+            reader.dispatch([_removal(listener, error)])
 
         def stop() -> None:
             reader.stop()
@@ -169,7 +166,6 @@ class CmDispatcher:
         if event.type is not CmEventType.CONNECT_REQUEST:
             self._dispatch(event)
             return
-        _log_event(event)
         handler = self._handlers.get(event.listen_id, _no_handler)()
         if handler is not None:
             handler.handle_event(event)
@@ -179,10 +175,6 @@ class CmDispatcher:
 
 def _no_handler() -> None:
     """Return None, as the reference to a handler that was garbage-collected does."""
-
-
-def _log_event(event: CmEvent) -> None:
-    logger.debug("%s (status %d) for id %#x", event, event.status, event.id)
 
 
 def _removal(address: int, error: VerbsError) -> CmEvent:

@@ -14,7 +14,7 @@ A = TypeVar("A")
 def call_each(function: Callable[[A], object], arguments: Iterable[A], failed: str) -> None:
     """Call `function` with each argument, even if a call before raises or is interrupted.
 
-    Errors are logged with the message `failed`.
+    Errors are logged with the message `failed` and the argument.
 
     Raises: KeyboardInterrupt, after the last call.
     """
@@ -23,7 +23,7 @@ def call_each(function: Callable[[A], object], arguments: Iterable[A], failed: s
         try:
             function(argument)
         except Exception:
-            logger.exception(failed)
+            logger.exception("%s: %s", failed, argument)
         except BaseException as error:
             interrupt = error
     if interrupt is not None:

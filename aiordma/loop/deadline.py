@@ -41,10 +41,6 @@ class Deadline:
             queue = _add_queue(loop, seconds)
         queue.append(loop, self)
 
-    def is_over(self, now: float) -> bool:
-        """Return True if the deadline was cancelled, or if its time is over at `now`."""
-        return self.wake is None or self.at <= now
-
     def expire(self) -> None:
         """Expire now, unless it has expired or was cancelled. Called by the timer."""
         wake, self.wake = self.wake, None
@@ -86,8 +82,13 @@ class _Queue:
         """Wake the deadlines whose time is over, and set the timer for the first of the others."""
         now = loop.time()
         try:
-            while self._deadlines and self._deadlines[0].is_over(now + TOLERANCE):
-                self._deadlines.popleft().expire()
+            while self._deadlines:
+                first = self._deadlines[0]
+                if first.wake is not None and first.at > now + TOLERANCE:
+                    break
+                self._deadlines.popleft()
+                if first.wake is not None:  # no call for each of those that were cancelled
+                    first.expire()
         finally:
             self._has_timer = False
             if self._deadlines:

@@ -215,14 +215,15 @@ class Endpoint(Generic[D_co]):
             try:
                 qp.set_min_rnr_timer(MIN_RNR_TIMER)
             except VerbsError as error:
-                logger.debug("ignored: %s", error)  # the peer has disconnected already
+                logger.debug("ignored: %s", error)  # the peer has disconnected meanwhile
 
     def _begin(self, initiator_depth: int) -> None:
         """Start to use the connection: both sides have agreed."""
         if logger.isEnabledFor(logging.DEBUG):
             logger.debug("connected to %s", format_address(self.peer_address))
         self._has_begun = True
-        self._set_timer()
+        if self._is_connected():  # else the peer has disconnected already
+            self._set_timer()
         self.data_path.negotiated(initiator_depth)
         is_iwarp = self.device.is_iwarp
         if is_iwarp or self.options.keepalive:
@@ -342,8 +343,9 @@ class Endpoint(Generic[D_co]):
     def _on_cm_change(self) -> None:
         state = self.cm.state
         if state is CmState.DISCONNECTED:
-            # A failed request that has completed just before is the better cause.
-            self.data_path.drain(self._disconnected)
+            if not self.closed_here:  # else the cause is known
+                # A failed request that has completed just before is the better cause.
+                self.data_path.drain(self._disconnected)
         elif state in (CmState.FAILED, CmState.REMOVED):
             failure = self.cm.failure(format_address(self.peer_address))
             self.fail(failure or RdmaError("the connection failed"))

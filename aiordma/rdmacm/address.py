@@ -5,7 +5,6 @@ from __future__ import annotations
 import socket
 import struct
 from dataclasses import dataclass
-from functools import cached_property
 from typing import TYPE_CHECKING
 
 from aiordma._native import ffi
@@ -83,18 +82,27 @@ class IdAddresses:
     They are converted when they are first asked for: most connections are never asked.
     """
 
+    __slots__ = ("_copy", "_local", "_peer")
+
     def __init__(self, addresses: RouteAddr) -> None:
         self._copy = ffi.new("struct rdma_addr *", addresses)
+        # No functools.cached_property: it takes a lock.
+        self._local: tuple[str, int] | None = None
+        self._peer: tuple[str, int] | None = None
 
-    @cached_property
+    @property
     def local(self) -> tuple[str, int]:
         """`(host, port)` of this side; `("", 0)` before the id is bound to an address."""
-        return _pair(read_sockaddr(ffi.addressof(self._copy[0], "src_addr")))
+        if self._local is None:
+            self._local = _pair(read_sockaddr(ffi.addressof(self._copy[0], "src_addr")))
+        return self._local
 
-    @cached_property
+    @property
     def peer(self) -> tuple[str, int]:
         """`(host, port)` of the peer; `("", 0)` before it is known."""
-        return _pair(read_sockaddr(ffi.addressof(self._copy[0], "dst_addr")))
+        if self._peer is None:
+            self._peer = _pair(read_sockaddr(ffi.addressof(self._copy[0], "dst_addr")))
+        return self._peer
 
 
 def _pair(address: SocketAddress | None) -> tuple[str, int]:

@@ -7,7 +7,18 @@ import itertools
 import pytest
 
 from aiordma.cm import CmState
-from aiordma.cm.states import CALLS, EVENTS, FINAL, HINTS, WAITING, CmCall, after_call, after_event
+from aiordma.cm.states import (
+    CALLS,
+    EVENTS,
+    FINAL,
+    HINTS,
+    TRANSITIONS,
+    WAITING,
+    CmCall,
+    after_call,
+    after_event,
+    is_failure,
+)
 from aiordma.enums import CmEventType
 
 C, E, S = CmCall, CmEventType, CmState
@@ -120,6 +131,28 @@ def test_an_attempt_to_connect_fails_for_good(state: CmState) -> None:
 def test_an_event_that_concerns_something_else_changes_no_state() -> None:
     for state, event in itertools.product(CmState, ELSEWHERE):
         assert after_event(state, event) is state
+
+
+@pytest.mark.parametrize(
+    ("state", "event", "expected"),
+    [
+        (S.ADDR_QUERY, E.ADDR_ERROR, True),
+        (S.ROUTE_QUERY, E.ROUTE_ERROR, True),
+        (S.ROUTE_QUERY, E.ROUTE_RESOLVED, False),
+        (S.CONNECTING, E.REJECTED, True),
+        (S.CONNECTING, E.DISCONNECTED, True),
+        (S.CONNECTING, E.ESTABLISHED, False),
+        (S.CONNECTED, E.UNREACHABLE, False),
+        (S.CONNECTED, E.DEVICE_REMOVAL, True),
+        (S.DISCONNECTED, E.TIMEWAIT_EXIT, False),
+        (S.FAILED, E.DISCONNECTED, False),
+    ],
+)
+def test_the_reason_of_a_failure_is_the_event_that_caused_it(
+    state: CmState, event: CmEventType, expected: bool
+) -> None:
+    assert is_failure(state, event) is expected
+    assert TRANSITIONS[state][event] == (after_event(state, event), expected)
 
 
 @pytest.mark.parametrize("state", [S.REFUSED, S.FAILED, S.REMOVED, S.CLOSED])
