@@ -334,16 +334,19 @@ static int start_thread(struct pool *pool)
 /*
  * Have an idle thread take the first job, or watch whether the busy threads take it. A thread that
  * wakes already does that, and calls the next one if there are more jobs. Returns 0, or an errno if
- * there is no idle thread and none can be started. Called with the lock held.
+ * there is no idle thread and none can be started.
+ *
+ * Called with the lock held. If `signals` is set, the caller signals pool->changed after it has
+ * unlocked: the thread would wake on another processor, and sleep again until then.
  */
-static int call_thread(struct pool *pool)
+static int call_thread(struct pool *pool, int *signals)
 {
+	*signals = 0;
 	if (pool->is_waking || (pool->busy >= BUSY_THREADS && pool->watching))
 		return 0;
 	if (!pool->idle)
 		return start_thread(pool);
-	pool->is_waking = 1;
-	pthread_cond_signal(&pool->changed);
+	pool->is_waking = *signals = 1;
 	return 0;
 }
 
@@ -364,14 +367,18 @@ static void *work(void *argument)
 {
 	struct aiordma_id_calls *job;
 	struct pool *pool = argument;
+	int signals;
 
 	use_batch_scheduling();
 	pthread_mutex_lock(&pool->lock);
 	pool->is_waking = 0;
 	while ((job = next_job(pool))) {
+		signals = 0;
 		if (pool->first)
-			call_thread(pool);
+			call_thread(pool, &signals);
 		pthread_mutex_unlock(&pool->lock);
+		if (signals)
+			pthread_cond_signal(&pool->changed);
 		aiordma_run_id_calls(job);
 		pthread_mutex_lock(&pool->lock);
 		pool->busy--;
@@ -390,18 +397,20 @@ static void *work(void *argument)
 void aiordma_submit_id_calls(struct aiordma_id_calls *calls, struct aiordma_ended_calls *ended)
 {
 	struct pool *pool = &pools[!!(calls->calls & AIORDMA_RESOLVE_ROUTE)];
-	int error, is_queued;
+	int error, is_queued, signals;
 
 	pthread_once(&pools_once, prepare_pools);
 	aiordma_own_id_calls(calls, ended);
 	pthread_mutex_lock(&pool->lock);
-	error = call_thread(pool);
+	error = call_thread(pool, &signals);
 	is_queued = !error || pool->threads;
 	if (is_queued) {
 		*pool->last = calls;
 		pool->last = &calls->next;
 	}
 	pthread_mutex_unlock(&pool->lock);
+	if (signals)
+		pthread_cond_signal(&pool->changed);
 	if (!is_queued)
 		aiordma_run_id_calls(calls);
 }

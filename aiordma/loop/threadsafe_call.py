@@ -18,9 +18,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-WATCH_SECONDS = 0.05
+# Each round makes a busy loop's thread give up the interpreter's lock.
+WATCH_SECONDS = 0.5
 # The watching thread ends after this number of rounds without work: more work often follows soon.
-IDLE_ROUNDS = 20
+IDLE_ROUNDS = 3
 
 
 def ensure_called(loop: Loop, callback: Callable[[], None]) -> None:
