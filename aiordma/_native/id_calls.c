@@ -217,7 +217,7 @@ static void report(struct aiordma_id_calls *calls)
 {
 	struct aiordma_ended_calls *ended = calls->ended;
 	const uint64_t one = 1;
-	int is_dropped;
+	int is_dropped, is_first = 0;
 
 	pthread_mutex_lock(&ended->lock);
 	pthread_mutex_lock(&ownership);
@@ -227,13 +227,15 @@ static void report(struct aiordma_id_calls *calls)
 	if (is_dropped) {
 		free(calls);
 	} else {
+		is_first = !ended->first;
 		calls->next = NULL;
 		*ended->last = calls;
 		ended->last = &calls->next;
-		if (write(ended->fd, &one, sizeof(one)) < 0)
-			errno = 0; /* EAGAIN: the loop has not read 2^64 - 2 reports */
 	}
 	pthread_mutex_unlock(&ended->lock);
+	/* The loop takes all of them at once. */
+	if (is_first && write(ended->fd, &one, sizeof(one)) < 0)
+		errno = 0; /* EAGAIN: the loop has not read 2^64 - 2 reports */
 	release(ended);
 }
 

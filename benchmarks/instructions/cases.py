@@ -139,6 +139,20 @@ async def _arrive_on_wait(setup: Setup, count: int) -> None:
     setup.device.arrive_on_wait(count, SMALL)
 
 
+# --- connecting ---
+
+
+async def _connect(setup: Setup) -> Run:
+    options = ConnectionOptions(send_depth=1, recv_depth=1, max_message_size=SMALL)
+
+    async def run(count: int) -> None:
+        for _ in range(count):
+            async with aiordma.connect(*setup.peer, options=options):
+                pass
+
+    return run
+
+
 # --- a protocol of asyncio on a transport ---
 
 
@@ -258,6 +272,7 @@ CASES = {
         f"write of 64 KiB of registered memory, by {TASKS} tasks", _write_concurrently, count=MANY
     ),
     "read": Case("read of 64 KiB into registered memory", _read),
+    "connect": Case("a connection made and closed, on the client's side", _connect),
     "protocol": Case(
         "data_received() of 64 bytes that the loop waits for", _receive_by_protocol, _write_on_wait
     ),
