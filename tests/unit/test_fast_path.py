@@ -287,6 +287,17 @@ def test_python_gets_each_receive_that_failed_for_another_reason(verbs: Queues, 
     assert rig.ring.failed == SLOTS - 1
 
 
+def test_python_gets_no_failed_receive_of_a_connection_that_this_side_has_closed(
+    verbs: Queues, rig: Rig
+) -> None:
+    rig.receives.closed = True
+    for slot in range(SLOTS):
+        verbs.received(KEY, slot, status=WcStatus.WR_FLUSH_ERR)
+    rig.poll()
+    assert rig.for_python == []
+    assert (rig.ring.failed, rig.ring.posted) == (SLOTS, 0)
+
+
 def test_the_queue_of_an_event_is_polled_and_armed_again(verbs: Queues, rig: Rig) -> None:
     queue = rig.watch()
     for _ in range(2):

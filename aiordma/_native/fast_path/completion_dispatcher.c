@@ -197,9 +197,11 @@ static int take_of_stream(struct completion_dispatcher *self, struct dispatch_en
 /* Count a receive that has failed. Returns 1, or 0 if Python must handle it, too. */
 static int take_failed_receive(const struct dispatch_entry *entry, const struct ibv_wc *wc)
 {
-	struct receive_ring *ring = entry->stream ? entry->stream->receives : entry->receives->ring;
+	const int is_flush = wc->status == IBV_WC_WR_FLUSH_ERR;
 
-	return count_failed_receive(ring, wc->status == IBV_WC_WR_FLUSH_ERR);
+	if (entry->stream)
+		return count_failed_receive(entry->stream->receives, is_flush, 0);
+	return count_failed_receive(entry->receives->ring, is_flush, entry->receives->closed);
 }
 
 /*

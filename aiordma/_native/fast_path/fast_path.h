@@ -331,7 +331,7 @@ struct receive_ring {
 
 int post_slot(struct receive_ring *ring, int slot);
 void complete_receive(struct receive_ring *ring);
-int count_failed_receive(struct receive_ring *ring, int is_flush);
+int count_failed_receive(struct receive_ring *ring, int is_flush, int is_closed);
 
 /* --- receive_queue.c --- */
 

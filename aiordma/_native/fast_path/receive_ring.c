@@ -101,13 +101,14 @@ void complete_receive(struct receive_ring *ring)
 /*
  * Count a receive that has failed. Returns 1, or 0 if Python must handle it: the first one, which
  * can have the cause of the connection's end, the last one, after which nothing can arrive, each
- * one that was not just flushed, and each one of a shared queue, whose slot is posted again.
+ * one that was not just flushed, and each one of a shared queue, whose slot is posted again. If
+ * this side has closed the connection (`is_closed`), only the last reason holds.
  */
-int count_failed_receive(struct receive_ring *ring, int is_flush)
+int count_failed_receive(struct receive_ring *ring, int is_flush, int is_closed)
 {
 	int is_first = !ring->failed++;
 
-	if (is_first || !is_flush || ring->srq || ring->posted <= 1)
+	if (ring->srq || (!is_closed && (is_first || !is_flush || ring->posted <= 1)))
 		return 0;
 	complete_receive(ring);
 	return 1;
