@@ -237,7 +237,7 @@ def test_client_is_not_retried_after_the_start_timeout(monkeypatch: pytest.Monke
         run_pair(pair(SLEEPS, "raise SystemExit('refused')", 99), 20)
 
 
-CRASHES = "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)"
+CRASHES = "import os, signal; os.kill(os.getpid(), signal.SIGABRT)"
 NOTES_A_START = "print('start', file=open({!r}, 'a'), flush=True); "
 
 
@@ -260,7 +260,7 @@ def test_server_is_started_again_after_a_crash_of_its_client(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("end", "seconds", "error"),
     [
-        (CRASHES, 20, "the client failed: exit code -11"),
+        (CRASHES, 20, "the client failed: exit code -6"),
         (SLEEPS, 1.5, "the client has not finished after"),
     ],
     ids=["crash", "hang"],
@@ -316,7 +316,7 @@ def test_a_crash_counts_although_the_server_fails_because_of_it() -> None:
     try:
         assert server.wait(20)
         assert client.wait(20)
-        with pytest.raises(processes.CrashError, match="the client failed: exit code -11"):
+        with pytest.raises(processes.CrashError, match="the client failed: exit code -6"):
             processes._client_result(both, client, server, 20)
     finally:
         server.end()
