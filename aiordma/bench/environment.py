@@ -37,7 +37,7 @@ class Environment:
     device: str
     on_server: Sequence[str] = ()
     client_timeout: float = 600.0
-    """The number of seconds after which a client is killed."""
+    """The seconds for all runs of a client: see run_pair(). Then it is killed."""
     _port: Iterator[int] = field(default_factory=_ports)
 
     def next_port(self) -> int:

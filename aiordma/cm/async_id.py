@@ -20,7 +20,7 @@ from aiordma.loop import (
     refuse_forked_child,
     running_loop,
 )
-from aiordma.rdmacm import CmEvent, IdAddresses, IdCalls, OwnChannel
+from aiordma.rdmacm import CmEvent, IdCalls, OwnChannel
 
 if TYPE_CHECKING:
     from aiordma.cm.sync_id import SyncCmId
@@ -37,15 +37,10 @@ class AsyncCmId(BaseCmId):
     """
 
     def __init__(
-        self,
-        handle: IdHandle,
-        dispatcher: CmDispatcher,
-        state: CmState,
-        event: CmEvent | None,
-        addresses: IdAddresses | None = None,
+        self, handle: IdHandle, dispatcher: CmDispatcher, state: CmState, event: CmEvent | None
     ) -> None:
         """Called by create(), by get_request() and by migrate(); not for users."""
-        super().__init__(handle, state, event, addresses)
+        super().__init__(handle, state, event)
         self.on_change: Callable[[], None] | None = None
         """Called on the loop's thread after each event, and after abort()."""
         self.on_replied: Callable[[], None] | None = None
@@ -208,13 +203,7 @@ class AsyncCmId(BaseCmId):
                 logger.info("a connection request was dropped with its device: %s", error)
                 request.handle.destroy()
             else:
-                return AsyncCmId(
-                    request.handle,
-                    self._dispatcher,
-                    CmState.REQUESTED,
-                    request.event,
-                    request.addresses,
-                )
+                return AsyncCmId(request.handle, self._dispatcher, CmState.REQUESTED, request.event)
         self._check_listening()
         return None
 

@@ -88,13 +88,7 @@ class BaseCmId(AsyncContextManagerMixin, ABC):
     Only one task at a time can wait for an id.
     """
 
-    def __init__(
-        self,
-        handle: IdHandle,
-        state: CmState,
-        event: CmEvent | None,
-        addresses: IdAddresses | None = None,
-    ) -> None:
+    def __init__(self, handle: IdHandle, state: CmState, event: CmEvent | None) -> None:
         self.handle = handle
         self.context: object = None
         """Any object of the user."""
@@ -105,7 +99,7 @@ class BaseCmId(AsyncContextManagerMixin, ABC):
         self._has_listened = state is CmState.LISTENING
         self._joining: dict[int, CmEvent | None] = {}
         self._device: Device | None = None
-        self._addresses = addresses
+        self._addresses = handle.request_addresses
         """The addresses, once they do not change any more."""
         self._is_moved = False
 

@@ -26,7 +26,7 @@ from aiordma.loop import (
     run_in_worker,
     worker_pool,
 )
-from aiordma.rdmacm import CmId, IdCalls, OwnChannel, OwnObjects, device_contexts
+from aiordma.rdmacm import CmId, IdAddresses, IdCalls, OwnChannel, OwnObjects, device_contexts
 from aiordma.verbs import Device, QueuePair
 
 logger = logging.getLogger(__name__)
@@ -52,6 +52,8 @@ class IdHandle:
         self.cm_id = cm_id
         self.channel = channel
         """The id's own channel, with a reference to it. None: the channel that ids share."""
+        self.request_addresses: IdAddresses | None = None
+        """The addresses of a connection request, which do not change. None: of another id."""
         self.is_slow_to_destroy = False
         """True if destroying can take seconds, as on iWARP."""
         self.calls = IdCallQueue()

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 from aiordma.cm.handle import IdHandle
 from aiordma.cm.occasional_log import OccasionalLog
-from aiordma.rdmacm import CmEvent, CmId, IdAddresses
+from aiordma.rdmacm import CmEvent, CmId
 
 logger = logging.getLogger(__name__)
 
@@ -32,16 +32,11 @@ MAX_BACKLOG = 1024
 
 @dataclass(frozen=True, slots=True)
 class PendingRequest:
-    """A connection request: its id, its CONNECT_REQUEST event, and its addresses."""
+    """A connection request: its id, its CONNECT_REQUEST event, and the host of the peer."""
 
     handle: IdHandle
     event: CmEvent
-    addresses: IdAddresses
-
-    @property
-    def host(self) -> str:
-        """The host of the peer; "" if it has no IP address."""
-        return self.addresses.peer[0]
+    host: str
 
 
 class PendingRequests:
@@ -72,7 +67,8 @@ class PendingRequests:
         if not is_listening:
             handle.destroy()
             return
-        request = PendingRequest(handle, event, handle.cm_id.addresses)
+        handle.request_addresses = addresses = handle.cm_id.addresses
+        request = PendingRequest(handle, event, addresses.peer[0])
         surplus = self._append(request, min(self.backlog, self._count + self.room()))
         if surplus is not None:
             surplus.handle.destroy()

@@ -16,7 +16,7 @@ from aiordma.dispatch import CmDispatcher, initialise
 from aiordma.enums import PortSpace
 from aiordma.errors import BusyError, LocalClosed, RdmaError
 from aiordma.loop import Interrupt, blocking_pool, checkpoint, make_in_worker, running_loop
-from aiordma.rdmacm import AddrInfo, CmEvent, CmId, IdAddresses, OwnChannel
+from aiordma.rdmacm import AddrInfo, CmEvent, CmId, OwnChannel
 from aiordma.verbs import ProtectionDomain, QueuePairInit
 
 if TYPE_CHECKING:
@@ -39,15 +39,9 @@ class SyncCmId(BaseCmId):
     time.
     """
 
-    def __init__(
-        self,
-        handle: IdHandle,
-        state: CmState,
-        event: CmEvent | None,
-        addresses: IdAddresses | None = None,
-    ) -> None:
+    def __init__(self, handle: IdHandle, state: CmState, event: CmEvent | None) -> None:
         """Called by create(), create_ep(), get_request() and migrate(); not for users."""
-        super().__init__(handle, state, event, addresses)
+        super().__init__(handle, state, event)
         self._channel: OwnChannel | None = handle.channel
         self._is_busy = False
         self._read_lock = threading.Lock()  # held by the thread that reads the channel
@@ -196,7 +190,7 @@ class SyncCmId(BaseCmId):
             if not self._requests:
                 self._check_listening()
             request = self._own_requests().pop()
-            return SyncCmId(request.handle, CmState.REQUESTED, request.event, request.addresses)
+            return SyncCmId(request.handle, CmState.REQUESTED, request.event)
 
     def _wait_for_request(self, interrupt: Interrupt) -> None:
         with self._read_lock:

@@ -226,7 +226,7 @@ def test_client_is_retried_until_a_silent_server_listens(tmp_path: Path) -> None
     server = f"import time, pathlib; time.sleep(0.3); pathlib.Path({ready!r}).touch(); "
     client = f"import os, sys; sys.exit('refused') if not os.path.exists({ready!r}) else 0; "
     found = run_pair(
-        pair(server + "time.sleep(60)", client + "print(sys.argv[1])", 99, server_exits=False), 20
+        pair(server + "time.sleep(60)", client + "print(sys.argv[1])", 99, server_exits=False), 60
     )
     assert found == 99
 
@@ -253,14 +253,14 @@ def test_server_is_started_again_after_a_crash_of_its_client(tmp_path: Path) -> 
     )
     starts.touch()
     server = NOTES_A_START.format(str(starts)) + SLEEPS
-    assert run_pair(pair(server, client, 99, server_exits=False), 20) == 42
+    assert run_pair(pair(server, client, 99, server_exits=False), 60) == 42
     assert starts.read_text().count("start") == 2
 
 
 @pytest.mark.parametrize(
     ("end", "seconds", "error"),
     [
-        (CRASHES, 20, "the client failed: exit code -6"),
+        (CRASHES, 60, "the client failed: exit code -6"),
         (SLEEPS, 1.5, "the client has not finished after"),
     ],
     ids=["crash", "hang"],
