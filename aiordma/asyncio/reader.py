@@ -29,12 +29,23 @@ class StreamReader(asyncio.StreamReader):
     def _may_take(self) -> bool:
         """Return True if no bytes come before those that the transport takes."""
         return (
-            type(self._transport) is StreamTransport  # with TLS it is another one
+            self._is_direct
             and not self._buffer
             and self._waiter is None
             and not self._eof
             and self._exception is None
         )
+
+    @property
+    def _is_direct(self) -> bool:
+        """True if the bytes of the transport are for this reader. With TLS they are not."""
+        return type(self._transport) is StreamTransport and self._transport.has_reader
+
+    def set_transport(self, transport: asyncio.BaseTransport) -> None:
+        """Set the transport: see asyncio.StreamReader. Called by connection_made()."""
+        super().set_transport(transport)
+        if type(transport) is StreamTransport:
+            transport.has_reader = True
 
     async def read(self, n: int = -1) -> bytes:
         """Read up to `n` bytes: see asyncio.StreamReader.read()."""
@@ -56,7 +67,7 @@ class StreamReader(asyncio.StreamReader):
         return await super().readexactly(n)
 
     async def _wait_for_data(self, func_name: str) -> None:
-        if type(self._transport) is not StreamTransport or self._waiter is not None:
+        if not self._is_direct or self._waiter is not None:
             await super()._wait_for_data(func_name)  # type: ignore[misc]
             return
         # readexactly() has polled just before, if the reader has no bytes.

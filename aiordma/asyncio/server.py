@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from functools import partial
 from socket import AddressFamily
 from ssl import SSLContext
 
@@ -115,12 +116,17 @@ class StreamServer(asyncio.AbstractServer):
                 core = await accept_or_log(self._listener)
                 task = self._loop.create_task(self._begin(core))
                 self._beginning.add(task)
-                task.add_done_callback(self._beginning.discard)
+                task.add_done_callback(partial(self._has_begun, core))
         except LocalClosed:
             pass
         except RdmaError:
             logger.exception("%r has stopped listening", self)
             raise
+
+    def _has_begun(self, core: StreamCore, task: asyncio.Task[None]) -> None:
+        self._beginning.discard(task)
+        if task.cancelled():  # perhaps before it has begun
+            core.abort()
 
     async def _begin(self, core: StreamCore) -> None:
         """Make the transport and the protocol of a connection. With TLS, do its handshake first."""

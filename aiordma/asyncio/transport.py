@@ -76,6 +76,8 @@ class StreamTransport(asyncio.Transport):
         self._lost = False
         self._closing_task: asyncio.Task[None] | None = None
         self._ended = False
+        # The reason why nothing can be sent any more.
+        self._sending_error: RdmaError | None = None
         self.set_protocol(protocol)
 
     @property
@@ -97,6 +99,9 @@ class StreamTransport(asyncio.Transport):
 
     def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
         """Set the protocol that is called from now on."""
+        self.has_reader = False
+        """True if an aiordma StreamReader takes the bytes: see take(). It belongs to the protocol,
+        as the bytes do: after start_tls() they are those of TLS."""
         self._protocol = cast(asyncio.Protocol, protocol)
         self._buffered_reader = protocol if isinstance(protocol, asyncio.BufferedProtocol) else None
 
@@ -141,7 +146,8 @@ class StreamTransport(asyncio.Transport):
             if self.is_reading() and self._receiver.is_readable():
                 self._schedule()
         buffer = self._buffer
-        if not self._lost and (buffer.size or buffer.paused or self._eof_wanted or self._closing):
+        has_work = buffer.size or buffer.paused or self._eof_wanted or self._closing
+        if has_work and not (self._lost or self._cannot_send):
             self._flush()
         if buffer.size and not self._cannot_send:
             self.core.notify_sendable()
@@ -168,9 +174,10 @@ class StreamTransport(asyncio.Transport):
     def take(self, limit: int) -> bytes | None:
         """Return received bytes, at most `limit`, in place of passing them to the protocol.
 
-        Poll for them if that pays. None: there are none, or the transport does not read now.
+        Poll for them if that pays. None: there are none, the transport does not read now, or the
+        bytes are for another protocol than that of the reader.
         """
-        return self._fast_path.read(limit) if self.is_reading() else None
+        return self._fast_path.read(limit) if self.has_reader and self.is_reading() else None
 
     def _read(self) -> None:
         try:
@@ -210,7 +217,9 @@ class StreamTransport(asyncio.Transport):
         except Exception as error:
             self._fail(error, "protocol.eof_received() failed")
             return
-        if not keeps_open:
+        if self._sending_error is not None:
+            self._lose(self._sending_error)
+        elif not keeps_open:
             self.close()
 
     # --- writing ---
@@ -227,6 +236,9 @@ class StreamTransport(asyncio.Transport):
             return  # as asyncio transports, a closed transport ignores writes
         if not self._buffer.size:
             posted = self._fast_path.send(data)
+            if posted < 0:
+                self._stop_sending(self.core.data_path.sender.post_error(posted))
+                return
             if posted > 0:
                 data = memoryview(data)[posted:]
                 if not data:
@@ -255,7 +267,7 @@ class StreamTransport(asyncio.Transport):
 
     def write_eof(self) -> None:
         """Finish sending, behind the data written before. Idempotent."""
-        if self._eof_wanted or self._closing:
+        if self._eof_wanted or self._closing or self._cannot_send:
             return
         self._eof_wanted = True
         self._flush()
@@ -297,6 +309,7 @@ class StreamTransport(asyncio.Transport):
         reason. Otherwise the connection is ended at once.
         """
         self._cannot_send = True
+        self._sending_error = error
         self._buffer.clear()
         if self.is_reading() and self._receiver.is_readable():
             self._schedule()
@@ -306,8 +319,8 @@ class StreamTransport(asyncio.Transport):
     # --- the end ---
 
     def is_closing(self) -> bool:
-        """Return True if the transport is closed or closing."""
-        return self._closing or self._lost
+        """Return True if the transport is closed or closing, or cannot send any more."""
+        return self._closing or self._lost or self._cannot_send
 
     def close(self) -> None:
         """Send the data that waits, then close. No more data is received. Idempotent.
@@ -324,6 +337,12 @@ class StreamTransport(asyncio.Transport):
     def _start_closing(self) -> None:
         if self._closing_task is None:
             self._closing_task = self._loop.create_task(self._close_core())
+            self._closing_task.add_done_callback(self._on_closed)
+
+    def _on_closed(self, task: asyncio.Task[None]) -> None:
+        if task.cancelled():  # perhaps before it has begun
+            self.core.abort()
+            self._end(None)
 
     async def _close_core(self) -> None:
         try:

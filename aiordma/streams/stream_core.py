@@ -290,13 +290,16 @@ class StreamCore:
     @contextmanager
     def _sending(self) -> Iterator[None]:
         self.check_sending()
-        if self.data_path.core.has_writer:
-            raise BusyError("another task is sending on this stream")
+        self._check_no_writer()
         self.data_path.core.has_writer = True
         try:
             yield
         finally:
             self.data_path.core.has_writer = False
+
+    def _check_no_writer(self) -> None:
+        if self.data_path.core.has_writer:
+            raise BusyError("another task is sending on this stream")
 
     def _is_finished(self) -> bool:
         return self.endpoint.closed or not self.data_path.protocol.state.may_send
@@ -307,10 +310,10 @@ class StreamCore:
     async def send_eof(self) -> None:
         """Finish sending as ByteStream.send_eof()."""
         self.endpoint.check_open()
-        if self.data_path.core.has_writer:
-            raise BusyError("another task is sending on this stream")
+        self._check_no_writer()
         if self._checkpoint is not None:
             await self._checkpoint()
+            self._check_no_writer()
         self.finish()
 
     def finish(self) -> None:

@@ -398,3 +398,81 @@ async def test_tls_verifies_the_server_and_carries_data(address: DeviceAddress) 
     await writer.wait_closed()
     server.close()
     await server.wait_closed()
+
+
+@pytest.mark.loops("asyncio")
+@pytest.mark.may_block
+async def test_tls_can_begin_on_a_connection_that_was_used(address: DeviceAddress) -> None:
+    """From start_tls() on, the bytes of the stream are those of TLS, not those of the reader."""
+    server_side, client_side = tls_contexts()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        assert await reader.readline() == b"STARTTLS\n"
+        writer.write(b"go\n")
+        await writer.start_tls(server_side)
+        while data := await reader.read(1000):
+            writer.write(data)
+        writer.close()
+
+    server = await start_server(serve, address.host, 0)
+    reader, writer = await open_connection(*server.sockets[0].getsockname())
+    writer.write(b"STARTTLS\n")
+    assert await reader.readline() == b"go\n"
+    await writer.start_tls(client_side, server_hostname="rdma.example")
+    for number in range(10):
+        writer.write(pattern(1000, number))
+        assert await reader.readexactly(1000) == pattern(1000, number)
+    writer.close()
+    server.close()
+    await server.wait_closed()
+
+
+class Greeter(asyncio.Protocol):
+    """Greets when it has its transport. Notes the calls in their order."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self.greeted, self.lost = asyncio.Event(), asyncio.Event()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.calls.append("made")
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport
+        transport.write(b"hello")
+
+    def data_received(self, data: bytes) -> None:
+        self.calls.append("data")
+        self.greeted.set()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.lost.set()
+
+
+@pytest.mark.loops("asyncio")
+@pytest.mark.may_block
+async def test_a_protocol_over_tls_has_its_transport_first(address: DeviceAddress) -> None:
+    server_side, client_side = tls_contexts()
+    made: list[Greeter] = []
+
+    def make() -> Greeter:
+        made.append(Greeter())
+        return made[-1]
+
+    name = "rdma.example"
+    async with await create_server(make, address.host, 0, ssl=server_side) as server:
+        host, port = server.sockets[0].getsockname()
+        await create_connection(make, host, port, ssl=client_side, server_hostname=name)
+        greeters = list(made)
+        for greeter in greeters:
+            await greeter.greeted.wait()
+            assert greeter.calls[:2] == ["made", "data"]
+
+        class Failing(asyncio.Protocol):
+            def connection_made(self, transport: asyncio.BaseTransport) -> None:
+                raise KeyError("a failure of the user")
+
+        with pytest.raises(KeyError, match="a failure of the user"):
+            await create_connection(Failing, host, port, ssl=client_side, server_hostname=name)
+        for greeter in greeters:
+            greeter.transport.close()
+            await greeter.lost.wait()

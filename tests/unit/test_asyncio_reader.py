@@ -12,6 +12,7 @@ import pytest
 from simulator import Simulation
 from streaming import pattern
 
+import aiordma
 from aiordma.asyncio import open_connection, start_server
 
 pytestmark = pytest.mark.loops("asyncio")
@@ -109,3 +110,54 @@ async def test_more_than_the_limit_of_the_reader_arrives(simulation: Simulation)
         with pytest.raises(asyncio.LimitOverrunError):
             await reader.readuntil(b"no such separator")
         assert await reader.readexactly(len(data)) == data
+
+
+async def test_bytes_for_another_protocol_are_not_taken(simulation: Simulation) -> None:
+    """After start_tls() of the writer, they are those of TLS."""
+
+    class Records(asyncio.Protocol):
+        received = b""
+
+        def data_received(self, data: bytes) -> None:
+            self.received += data
+
+    async with connected(simulation) as ((reader, writer), (_, peer)):
+        transport: Any = writer.transport
+        own, records = transport.get_protocol(), Records()
+        waiting = await loops.start(reader.read(100))
+        transport.set_protocol(records)
+        peer.write(b"record")
+        await loops.sleep(0.01)
+        assert (records.received, waiting.done()) == (b"record", False)
+        await loops.cancel(waiting)
+        peer.write(b", another one")
+        for read in (reader.read, reader.readexactly):
+            waiting = await loops.start(read(3))
+            await loops.sleep(0.01)
+            assert not waiting.done()
+            await loops.cancel(waiting)
+        assert records.received == b"record, another one"
+        transport.set_protocol(own)
+
+
+async def test_a_writer_learns_that_the_peer_has_left(simulation: Simulation) -> None:
+    """It waits in drain() when the last bytes and the end arrive."""
+    host = simulation.far.host
+    async with aiordma.listen_stream(host, 0) as listener:
+        accepting = loops.create_task(listener.accept())
+        reader, writer = await open_connection(host, listener.local_address[1])
+        server = await accepting
+        reading = await loops.start(reader.read(4))
+        writer.write(bytes(1 << 21))
+        draining = await loops.start(writer.drain())
+        await server.send(b"last")
+        await server.aclose()
+        with pytest.raises(ConnectionResetError):
+            await draining
+        assert await reading == b"last"
+        assert writer.is_closing()
+        writer.write(b"ignored")
+        with pytest.raises(ConnectionResetError):
+            await writer.drain()
+        with pytest.raises(ConnectionResetError):
+            await writer.wait_closed()

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import gc
+from unittest.mock import Mock
 
 import loops
 import pytest
 from simulator import Simulation
 from simulator.ids import PORT
+from simulator.verbs import QueuePair
 from streaming import pattern
 
 import aiordma
 from aiordma import PeerClosed, StreamOptions
-from aiordma.asyncio import create_connection
+from aiordma.asyncio import create_connection, tls
 from aiordma.asyncio.transport import StreamTransport
 from aiordma.loop import scheduled_count
-from aiordma.streams.stream_core import connect_stream_core
+from aiordma.streams.stream_core import StreamCore, connect_stream_core
 
 pytestmark = pytest.mark.loops("asyncio")
 
@@ -114,3 +117,87 @@ async def test_a_dropped_transport_warns_and_is_destroyed(simulation: Simulation
                 gc.collect()
             with pytest.raises(PeerClosed):
                 await server.receive()
+
+
+async def test_a_transport_ends_if_its_closing_is_cancelled(simulation: Simulation) -> None:
+    """Before the task that closes has begun: a program cancels all its tasks, and ends."""
+
+    class Ending(Collector):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lost = asyncio.Event()
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            self.lost.set()
+
+    async with aiordma.listen_stream(simulation.far.host, PORT) as listener:
+        accepting = loops.create_task(listener.accept())
+        transport, protocol = await create_connection(Ending, simulation.far.host, PORT)
+        assert isinstance(transport, StreamTransport)
+        async with await accepting:
+            transport.close()
+            assert transport._closing_task is not None
+            transport._closing_task.cancel()
+            await protocol.lost.wait()
+
+
+async def test_a_write_that_the_device_refuses_ends_the_transport(
+    simulation: Simulation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is not tried again from its beginning: a part of it is posted."""
+    again = Mock()
+    async with aiordma.listen_stream(simulation.far.host, PORT) as listener:
+        accepting = loops.create_task(listener.accept())
+        transport, _ = await create_connection(Collector, simulation.far.host, PORT)
+        assert isinstance(transport, StreamTransport)
+        async with await accepting:
+            own = transport.core.endpoint.cm.handle.qp
+            assert own is not None
+            (qp,) = [qp for qp in simulation.world.all(QueuePair) if qp.number == own.number]
+            qp.pointer.sends.refusal, qp.pointer.sends.accepted = errno.ENOMEM, 2
+            monkeypatch.setattr(StreamCore, "write", again)
+            transport.write(bytes(1 << 18))
+            assert transport.is_closing()
+            again.assert_not_called()
+
+
+class Ordered(asyncio.Protocol):
+    """Notes the calls in their order."""
+
+    def __init__(self) -> None:
+        self.calls: list[object] = []
+
+    def data_received(self, data: bytes) -> None:
+        self.calls.append(data)
+
+    def eof_received(self) -> None:
+        self.calls.append("end")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.calls.append(exc)
+
+
+class Buffered(asyncio.BufferedProtocol):
+    """Receives into a buffer of three bytes."""
+
+    def __init__(self) -> None:
+        self.buffer, self.received = bytearray(3), b""
+
+    def get_buffer(self, sizehint: int) -> bytearray:
+        return self.buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self.received += self.buffer[:nbytes]
+
+
+def test_what_arrives_with_the_end_of_a_handshake_is_passed_on() -> None:
+    held, ordered, buffered = tls._HoldingProtocol(), Ordered(), Buffered()
+    error = ConnectionResetError()
+    for data in (b"one", b"and more"):
+        held.data_received(data)
+    held.pass_on(buffered)
+    assert buffered.received == b"oneand more"
+    held.eof_received()
+    held.connection_lost(error)
+    held.pass_on(ordered)
+    assert ordered.calls == [b"one", b"and more", "end", error]
