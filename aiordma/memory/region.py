@@ -99,6 +99,11 @@ class MemoryRegion(BufferExporter, ContextManagerMixin, AsyncContextManagerMixin
         return self.references.closed
 
     @property
+    def has_views(self) -> bool:
+        """True if a view of the memory exists: a memoryview, a slice of one, a numpy array."""
+        return self._views > 0
+
+    @property
     def remote(self) -> RemoteBuffer:
         """The address, key and length that the peer needs to access it, as `access` allows.
 

@@ -4,7 +4,7 @@ Small messages need none of this as long as no other message waits: EagerPath po
 in C. For the rest, a task that waits makes progress for all: it posts what may be posted, and else
 takes the next wire message, if no other task does so. A background task runs only while no task
 waits and something is left: messages of send_soon(), the rest of an announcement whose sender was
-cancelled; and always for wire messages that cannot be posted at once.
+cancelled. Another one posts wire messages that cannot be posted at once.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ from aiordma.message_streams.protocol import MessageProtocol
 from aiordma.message_streams.stats import MessageStreamStats, with_eager
 from aiordma.message_streams.wire import Result
 from aiordma.messages.connection import Connection, MessageEndpoint
+
+SENDING_ENDED = "the sending side of the stream was ended"
 
 
 class Exchange:
@@ -52,8 +54,9 @@ class Exchange:
         self.on_end: Callable[[], None] = lambda: None
         """Called once when the stream ends."""
         self._outbox = Outbox(protocol, self.stats)
-        self.inbox = Inbox(protocol, self.eager, self._outbox.done, self._released)
-        self._is_posting = self._is_pulling = self._has_background_task = False
+        self.inbox = Inbox(protocol, self.eager, self.loop, self._outbox.done, self._released)
+        self._is_posting = self._is_pulling = False
+        self._has_background_task = self._has_background_poster = False
         self._must_post = False  # something that only a task can post is left
         self._progressing = 0  # the number of tasks in progress()
         self.is_receiving = False
@@ -92,8 +95,14 @@ class Exchange:
 
         Cancelling drops it, unless a part of it is posted.
 
-        Raises: the reason of the stream's end.
+        Raises:
+            LocalClosed: send_eof() was called while the message was prepared.
+            Others: the reason of the stream's end.
         """
+        if self.end is not None or self.has_finished:
+            outgoing.release()
+            self.check_end()
+            raise LocalClosed(SENDING_ENDED)
         self._outbox.messages.append(outgoing)
         self._must_post = self._post_now()
         self._update_fast_path()
@@ -215,7 +224,10 @@ class Exchange:
             elif outbox.messages:
                 await self._prepare(outbox.messages[0])
         except RdmaError as error:
-            self.lost(error, is_drained=False)
+            if self.connection.closed:
+                self.lost(error, is_drained=False)
+            else:  # without memory for a copy: the peer must know that nothing more is sent
+                self._fail(error)
         finally:
             self._is_posting = False
             self._note_change()
@@ -310,19 +322,29 @@ class Exchange:
         eager.may_receive = is_open and is_free and self.protocol.is_between_messages
 
     def _see_to_rest(self) -> None:
-        """Start a background task if something is left that no other task does."""
-        if not self._has_background_task and self._is_rest_left:
+        """Start background tasks if something is left that no other task does.
+
+        A task that waits for a wire message does not notice that something must be posted. So
+        another one posts.
+        """
+        if self._must_post and not self._has_background_poster:
+            self._has_background_poster = True
+            run_in_background(self.loop, self._post_rest())
+        if self._is_rest_left and not self._has_background_task:
             self._has_background_task = True
             run_in_background(self.loop, self._finish_rest())
 
     @property
     def _is_rest_left(self) -> bool:
-        """True if something is left that no task in progress() does.
+        """True if messages are not over for whose end no task waits in progress()."""
+        return bool(self._outbox.unattended and not self._progressing)
 
-        These tasks can wait for a wire message, and then do not notice that something must be
-        posted.
-        """
-        return self._must_post or bool(self._outbox.unattended and not self._progressing)
+    async def _post_rest(self) -> None:
+        try:
+            while self._must_post and not self._is_posting:
+                await self._post()
+        finally:
+            self._has_background_poster = False
 
     async def _finish_rest(self) -> None:
         try:

@@ -43,6 +43,17 @@ def nbytes_of(memory: Frame) -> int:
         return view.nbytes
 
 
+def check_room(rooms: Sequence[int], sizes: Sequence[int]) -> None:
+    """Raise an exception if a frame is larger than its buffer. Both are given in bytes.
+
+    Raises:
+        ValueError: a buffer is too small.
+    """
+    for room, size in zip(rooms, sizes, strict=True):
+        if size > room:
+            raise ValueError(f"a frame of {size} bytes does not fit into {room}")
+
+
 def parts_for(buffers: Sequence[T], sizes: Sequence[int]) -> list[T]:
     """Return the memory for frames of these sizes: a buffer for each, or one for all together.
 
@@ -50,9 +61,7 @@ def parts_for(buffers: Sequence[T], sizes: Sequence[int]) -> list[T]:
         ValueError: a buffer is too small.
     """
     if len(buffers) == len(sizes):
-        for buffer, size in zip(buffers, sizes, strict=True):
-            if size > len(buffer):
-                raise ValueError(f"a frame of {size} bytes does not fit into {len(buffer)}")
+        check_room([len(buffer) for buffer in buffers], sizes)
         return [buffer[:size] for buffer, size in zip(buffers, sizes, strict=True)]
     parts, start = [], 0
     for size in sizes:

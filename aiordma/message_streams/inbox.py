@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable
 
 from aiordma._native import fast_path
+from aiordma.loop import Loop, call_threadsafe
 from aiordma.message_streams.protocol import (
     AnnouncedMessage,
     Done,
@@ -14,9 +15,28 @@ from aiordma.message_streams.protocol import (
     MessageProtocol,
 )
 from aiordma.message_streams.received import EagerArrival
-from aiordma.messages.message import Message
+from aiordma.messages.message import BufferOwner, Message
 
 Arrival = EagerArrival | AnnouncedMessage
+
+
+class _CreditedBuffer:
+    """The receive buffer of EAGER: when it is released, its credit is free again."""
+
+    __slots__ = ("_loop", "_on_release", "_owner")
+
+    def __init__(self, owner: BufferOwner, loop: Loop, on_release: Callable[[], None]) -> None:
+        self._owner = owner
+        self._loop = loop
+        self._on_release = on_release
+
+    def release(self) -> None:
+        self._owner.release()
+        self._on_release()
+
+    def release_threadsafe(self) -> None:
+        self._owner.release_threadsafe()
+        call_threadsafe(self._loop, self._on_release)
 
 
 class Inbox:
@@ -26,6 +46,7 @@ class Inbox:
         self,
         protocol: MessageProtocol,
         eager: fast_path.EagerPath,
+        loop: Loop,
         on_done: Callable[[int], None],
         on_released: Callable[[], None],
     ) -> None:
@@ -36,6 +57,7 @@ class Inbox:
         """The messages that have arrived and that no task has received."""
         self._protocol = protocol
         self._eager = eager
+        self._loop = loop
         self._on_done = on_done
         self._on_released = on_released
 
@@ -60,10 +82,14 @@ class Inbox:
         """
         event = self._protocol.received(message.data)
         if isinstance(event, EagerMessage):
-            self.messages.append(EagerArrival(message, event, self._on_released))
+            message.wrap_owner(self._with_credit)
+            self.messages.append(EagerArrival(message, event))
         else:
             message.release()
             self._handle(event)
+
+    def _with_credit(self, owner: BufferOwner) -> BufferOwner:
+        return _CreditedBuffer(owner, self._loop, self._on_released)
 
     def _handle(self, event: Event | None) -> None:
         if isinstance(event, AnnouncedMessage):

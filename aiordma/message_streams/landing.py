@@ -13,6 +13,7 @@ from aiordma.message_streams.frames import parts_for
 from aiordma.message_streams.protocol import AnnouncedMessage
 from aiordma.message_streams.rendezvous import read_frames
 from aiordma.message_streams.wire import Result
+from aiordma.messages.message import STILL_EXPORTED
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
@@ -151,6 +152,16 @@ class Landing:
         """Return a copy of the message."""
         assert self._region is not None
         return bytes(memoryview(self._region)[: self._message.nbytes])
+
+    def release_if_unused(self) -> None:
+        """Give the memory back, unless the user still has a view of it.
+
+        Raises:
+            BufferError: the user has one. The memory is not given back.
+        """
+        if self._region is not None and self._region.has_views:
+            raise BufferError(STILL_EXPORTED)
+        self.release()
 
     def release(self) -> None:
         """Give the memory back: the message is not used any more.

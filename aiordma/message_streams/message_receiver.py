@@ -11,7 +11,7 @@ from aiordma.errors import BusyError, PeerClosed, RdmaError
 from aiordma.loop import refuse_forked_child
 from aiordma.memory import MemoryRegion, MemorySlice
 from aiordma.message_streams.exchange import Exchange
-from aiordma.message_streams.frames import bytes_of, nbytes_of, parts_for
+from aiordma.message_streams.frames import bytes_of, check_room, nbytes_of, parts_for
 from aiordma.message_streams.inbox import Arrival
 from aiordma.message_streams.landing import READ_DIRECTLY, Landing, LandingPool, complete_reading
 from aiordma.message_streams.protocol import AnnouncedMessage
@@ -141,7 +141,7 @@ class MessageReceiver:
             views = tuple([part.view for part in landing.parts])
             del self._landings[arrival.number]
             self._count(arrival.nbytes)
-            return ReceivedMessage(views, landing.release)
+            return ReceivedMessage(views, landing.release_if_unused)
 
     async def recv_into(self, buffer: Frame, progress: Progress | None) -> int:
         """Receive a message into a buffer: see MessageStream.recv_into()."""
@@ -162,6 +162,7 @@ class MessageReceiver:
             buffers = list(allocator(arrival.sizes))
             if len(buffers) != len(arrival.sizes):
                 raise ValueError(f"{len(buffers)} buffers for {len(arrival.sizes)} frames")
+            check_room([nbytes_of(buffer) for buffer in buffers], arrival.sizes)
             await self._receive_into(arrival, buffers, progress)
             return buffers
 

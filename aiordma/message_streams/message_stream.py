@@ -10,7 +10,7 @@ from aiordma.errors import LocalClosed, RdmaError
 from aiordma.loop import Deadline, checkpoint
 from aiordma.loop.context_managers import AbortingContextManagerMixin
 from aiordma.memory.registrar import Registrar
-from aiordma.message_streams.exchange import Exchange
+from aiordma.message_streams.exchange import SENDING_ENDED, Exchange
 from aiordma.message_streams.frames import frames_of
 from aiordma.message_streams.message_receiver import MessageReceiver
 from aiordma.message_streams.options import MessageOptions
@@ -110,7 +110,8 @@ class MessageStream(Registrar, AbortingContextManagerMixin):
         all the same, and its memory stays registered until the peer has read it.
 
         Raises:
-            ValueError: the message has more frames or bytes than the peer takes.
+            ValueError: the message has more frames or bytes than the peer takes, or registered
+                memory is closed, or belongs to another protection domain.
             LocalClosed: the stream was closed here, or send_eof() was called.
             PeerClosed, PeerTimeout, DeviceRemoved, ...: the connection has ended.
         """
@@ -124,7 +125,11 @@ class MessageStream(Registrar, AbortingContextManagerMixin):
         if error:
             await self._post_failed(error)
         outgoing = self._outgoing(message)
-        await outgoing.prepare()
+        try:
+            await outgoing.prepare()
+        except BaseException:
+            outgoing.release()
+            raise
         await exchange.send(outgoing)
 
     async def _post_failed(self, error: int) -> None:
@@ -165,12 +170,12 @@ class MessageStream(Registrar, AbortingContextManagerMixin):
         exchange, frames = self._exchange, frames_of(message)
         exchange.check_end()
         if exchange.has_finished:
-            raise LocalClosed("the sending side of the stream was ended")
+            raise LocalClosed(SENDING_ENDED)
         sizes = [len(frame) for frame in frames]
         exchange.protocol.check_message(sizes)
         if exchange.protocol.is_eager(sizes, self._options.eager_limit):
             return EagerOutgoing(frames)
-        return AnnouncedOutgoing(self._connection, frames)
+        return AnnouncedOutgoing(self._connection, exchange.data_path.pd, frames)
 
     async def send_eof(self) -> None:
         """Finish sending: the peer's `async for` ends after the messages before. Idempotent.

@@ -12,6 +12,7 @@ from aiordma.message_streams.protocol import Announcement, MessageProtocol
 from aiordma.message_streams.rendezvous import EMPTY_FRAME, registered, remote_frame
 from aiordma.message_streams.wire import RemoteFrame
 from aiordma.messages.connection import Connection
+from aiordma.verbs import ProtectionDomain
 
 
 class Outgoing(Protocol):
@@ -104,21 +105,42 @@ class AnnouncedOutgoing:
 
     copied = 0
 
-    def __init__(self, connection: Connection, frames: Sequence[memoryview | MemorySlice]) -> None:
+    def __init__(
+        self,
+        connection: Connection,
+        pd: ProtectionDomain,
+        frames: Sequence[memoryview | MemorySlice],
+    ) -> None:
         """Prepare it if all its memory is registered already.
 
+        Registered memory stays registered until release(), even if the user closes it.
+
         Raises:
-            ValueError: registered memory does not allow the peer to read it.
+            ValueError: registered memory does not allow the peer to read it, is closed, or belongs
+                to another protection domain than `pd`, that of the connection.
         """
         self.nbytes = sum(map(len, frames))
         self._connection = connection
         self._frames: Sequence[memoryview | MemorySlice] = frames
         self._regions: list[MemoryRegion] = []
+        self._acquired: list[MemoryRegion] = []
+        """The regions of the user."""
         self._announcement: Announcement | None = None
         self.has_begun = self.is_taken = self.is_over = False
         parts = [remote_frame(frame) for frame in frames if isinstance(frame, MemorySlice)]
         self.is_prepared = len(parts) == len(frames)
         self._remote_frames: list[RemoteFrame] = parts
+        self._acquire(pd)
+
+    def _acquire(self, pd: ProtectionDomain) -> None:
+        try:
+            for frame in self._frames:
+                if isinstance(frame, MemorySlice) and frame.length:
+                    frame.region.acquire(pd)
+                    self._acquired.append(frame.region)
+        except BaseException:
+            self._release_acquired()
+            raise
 
     @property
     def number(self) -> int:
@@ -164,6 +186,14 @@ class AnnouncedOutgoing:
         """See Outgoing. The traceback of a cancelled task can keep this object, but no views."""
         self._frames = ()
         self._close_regions()
+        self._release_acquired()
+
+    def __del__(self) -> None:
+        self._release_acquired()  # if the stream was dropped unclosed
+
+    def _release_acquired(self) -> None:
+        while self._acquired:
+            self._acquired.pop().release()
 
     def _close_regions(self) -> None:
         while self._regions:

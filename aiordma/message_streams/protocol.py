@@ -179,7 +179,6 @@ class MessageProtocol:
             raise ValueError("an announced message has at least one frame")
         announcement = Announcement(self._next_number, frames)
         self._next_number = (self._next_number + 1) % _NUMBERS
-        self._announced.add(announcement.number)
         self.announcements -= 1
         return announcement
 
@@ -192,6 +191,8 @@ class MessageProtocol:
         part = [frames.popleft() for _ in range(min(room, len(frames)))]
         kind = Kind.ANNOUNCE if is_first else Kind.TABLE
         self._take_credit(kind, is_complete=not frames)
+        if not frames:
+            self._announced.add(announcement.number)  # from now on, DONE may come
         announcement.has_begun = True
         count = announcement.count if is_first else len(part)
         return self._header(kind, count) + beginning + pack_frames(part)

@@ -15,12 +15,8 @@ if TYPE_CHECKING:
 class EagerArrival:
     """A message that has arrived with its bytes, in a receive buffer of the connection."""
 
-    def __init__(
-        self, message: Message, event: EagerMessage, on_release: Callable[[], None]
-    ) -> None:
-        """`on_release` is called when the receive buffer is free again."""
+    def __init__(self, message: Message, event: EagerMessage) -> None:
         self._message = message
-        self._on_release = on_release
         self.frames = event.frames
         self.sizes = tuple([frame.nbytes for frame in event.frames])
         """The sizes of the frames in bytes."""
@@ -36,7 +32,6 @@ class EagerArrival:
         for frame in self.frames:
             frame.release()
         self._message.release()
-        self._on_release()
 
 
 class ReceivedMessage(ContextManagerMixin):
@@ -47,7 +42,10 @@ class ReceivedMessage(ContextManagerMixin):
     """
 
     def __init__(self, frames: tuple[memoryview, ...], on_release: Callable[[], None]) -> None:
-        """Called by MessageStream; not for users."""
+        """Called by MessageStream; not for users.
+
+        `on_release` raises BufferError if the memory is still in use.
+        """
         self._frames: tuple[memoryview, ...] | None = frames
         self._on_release = on_release
 
@@ -71,16 +69,16 @@ class ReceivedMessage(ContextManagerMixin):
         """Release the memory; the frames cannot be read any more. Idempotent.
 
         Raises:
-            BufferError: a frame is still in use, for example by a numpy array. The message is not
-                released then; frames before that one cannot be read any more.
+            BufferError: a frame is still in use, for example by a slice of it or by a numpy array.
+                The message is not released then, but frames can be, which cannot be read any more.
         """
         frames = self._frames
         if frames is None:
             return
         for frame in frames:
             frame.release()
-        self._frames = None
         self._on_release()
+        self._frames = None
 
     def close(self) -> None:
         """Release the memory: see release()."""

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from aiordma.enums import AccessFlags
-from aiordma.errors import RdmaError
 from aiordma.loop import Loop
 from aiordma.loop.task_groups import task_group
 from aiordma.memory import MemoryRegion, MemorySlice, RemoteBuffer
@@ -67,7 +66,7 @@ async def read_frames(
 
     Cancelling stops the waiting: see Connection.read().
 
-    Raises: as Connection.read().
+    Raises: as Connection.read(), and what `progress` raises.
     """
     pieces: deque[tuple[RemoteBuffer, MemorySlice]] = deque()
     for frame, part in zip(frames, parts, strict=True):
@@ -76,7 +75,7 @@ async def read_frames(
             remote = RemoteBuffer(frame.addr + start, frame.rkey, nbytes)
             is_whole = nbytes == frame.length
             pieces.append((remote, part if is_whole else part[start : start + nbytes]))
-    failures: list[RdmaError] = []
+    failures: list[Exception] = []
     done = 0
 
     async def read_some() -> None:
@@ -85,12 +84,12 @@ async def read_frames(
             remote, into = pieces.popleft()
             try:
                 await connection.read(remote, into)
-            except RdmaError as error:
+                done += len(remote)
+                if progress is not None:
+                    progress(done)
+            except Exception as error:  # a task group would wrap it
                 failures.append(error)
                 return
-            done += len(remote)
-            if progress is not None:
-                progress(done)
 
     if len(pieces) <= 1:
         await read_some()

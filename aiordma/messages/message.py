@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from types import TracebackType
 from typing import Protocol, Self
 
@@ -87,6 +88,11 @@ class Message(BufferExporter):
         buffer_owner, self._buffer_owner = self._buffer_owner, None
         del self._exported
         buffer_owner.release()
+
+    def wrap_owner(self, wrap: Callable[[BufferOwner], BufferOwner]) -> None:
+        """Have `wrap(owner)` take the buffer back, in place of `owner`. Not for users."""
+        if self._buffer_owner is not None:
+            self._buffer_owner = wrap(self._buffer_owner)
 
     def _release_view(self) -> None:
         view = self._data() if self._data is not None else None

@@ -28,7 +28,7 @@ from aiordma.qp.send_queue import NUMBER_MASK, SendQueue
 from aiordma.qp.shared_receives import SharedReceives
 from aiordma.qp.stats import ConnectionStats
 from aiordma.rdmacm import IdCalls
-from aiordma.verbs import AsyncEvent, QueuePair, QueuePairCaps
+from aiordma.verbs import AsyncEvent, ProtectionDomain, QueuePair, QueuePairCaps
 from aiordma.verbs.queue_pair import NO_IMMEDIATE
 
 if TYPE_CHECKING:
@@ -164,6 +164,11 @@ class MessageDataPath:
         core.set_polling(dispatcher, resources.send_cq.cq.address, busy_poll)
         self.sends.post_list = PostList(core, dispatcher, self._on_post_error)
         resources.watch(qp, self._on_queue_pair_event)
+
+    @property
+    def pd(self) -> ProtectionDomain:
+        """The protection domain of the queue pair."""
+        return self._resources.domain.pd
 
     @property
     def _is_ring_in_use(self) -> bool:
@@ -370,19 +375,19 @@ class MessageDataPath:
 
     def release(self) -> None:
         """Release shared resources. The queue pair is destroyed."""
-        self.sends.abandon()
         self.sends.core.set_polling(None, 0, -1)
         self.receiver.polling.close()
         self.receiver.queue.set_polling(None, 0, -1)
         self.receiver.queue.set_parking(None, None, None)
-        shared_receives = self._shared_receives
-        if shared_receives is not None:
-            if self._qp is not None:
-                shared_receives.remove(self._qp.number, self)
-            if self._callbacks.closed_here:
-                self.receiver.abandon()
-            else:
-                self.receiver.copy_out()
+        self.sends.abandon()
+        if self._shared_receives is not None and self._qp is not None:
+            self._shared_receives.remove(self._qp.number, self._release_shared_receives)
+
+    def _release_shared_receives(self) -> None:
+        if self._callbacks.closed_here:
+            self.receiver.abandon()
+        else:
+            self.receiver.copy_out()
 
     def unlink(self) -> None:
         """Remove the references from the core to these objects, which have no user any more."""

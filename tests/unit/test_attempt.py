@@ -136,6 +136,24 @@ def test_an_exception_ends_it(is_begun: bool) -> None:
         one.send(None)
 
 
+def test_code_that_it_runs_cannot_resume_or_end_it() -> None:
+    errors = []
+
+    async def use_it() -> None:
+        for use in (one.close, lambda: one.send(None), lambda: one.throw(KeyError())):
+            with pytest.raises(ValueError, match="coroutine already executing") as caught:
+                use()
+            errors.append(caught.value)
+        await Pause()
+
+    queue = fast_path.ReceiveQueue(fast_path.ReceiveRingCore(1, 1))
+    queue.set_slow(use_it, use_it)  # type: ignore[arg-type]
+    one: Any = queue.recv(None)
+    one.send(None)
+    assert len(errors) == 3
+    one.close()
+
+
 async def _resumed_by_an_exception() -> str:
     try:
         await Pause()

@@ -126,6 +126,16 @@ def test_an_announced_message_is_listed_in_parts() -> None:
     assert (near.announcements, near.credits) == (2, 4)  # its parts are free at once
 
 
+def test_a_message_that_is_not_listed_completely_is_not_done() -> None:
+    sender, receiver = pair(replace(HELLO, slot_size=MIN_SLOT_SIZE))
+    announcement = sender.announce([RemoteFrame(1, index, 1) for index in range(4)])
+    sender.next_part(announcement)
+    assert not announcement.is_listed
+    receiver._unread.add(announcement.number)
+    with pytest.raises(ProtocolError, match="waits for none"):
+        sender.received(memoryview(receiver.done(announcement.number, Result.READ)))
+
+
 def test_messages_end_with_finish() -> None:
     near, far = pair()
     assert not near.has_finished

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Sequence
+from unittest.mock import Mock
 
 import loops
 import pytest
@@ -26,7 +27,7 @@ from aiordma import (
     listen_messages,
 )
 from aiordma.message_streams import rendezvous
-from aiordma.message_streams.landing import IDLE_SECONDS
+from aiordma.message_streams.landing import IDLE_SECONDS, class_of
 
 pytestmark = pytest.mark.usefixtures("time_limit")
 
@@ -411,6 +412,34 @@ async def test_a_receiver_that_waits_lets_senders_wait_for_credits(simulation: S
         assert await receiving == b"at last"
 
 
+@pytest.mark.parametrize("where", ["C", "Python"])
+async def test_senders_go_on_if_the_receiver_that_waits_for_all_is_cancelled(
+    simulation: Simulation, where: str
+) -> None:
+    """In C, it is cancelled just before a sender asks it to go on in Python."""
+    async with message_streams(simulation.far, OPTIONS) as (near, far):
+        receiving = await loops.start(near.recv())
+        messages = [b"%d" % number for number in range(OPTIONS.window + 1)]
+        for message in messages[:-1]:
+            await near.send(message)  # takes the last credit
+
+        async def receive() -> list[bytes]:
+            return [await far.recv() for _ in messages]
+
+        if where == "C":
+            far_receiving = loops.create_task(receive())
+            receiving.cancel()
+            await near.send(messages[-1])
+        else:
+            sending = await loops.start(near.send(messages[-1]))
+            await loops.sleep(0.1)
+            receiving.cancel()
+            await loops.wait([receiving])
+            far_receiving = loops.create_task(receive())
+            await sending
+        assert await far_receiving == messages
+
+
 async def test_queued_messages_are_sent_in_order_without_a_task_that_waits(
     simulation: Simulation,
 ) -> None:
@@ -619,3 +648,128 @@ async def test_a_pool_keeps_the_latest_regions_up_to_its_limit(simulation: Simul
         near.send_soon(bytes(1 << 14))
         assert len(await far.recv()) == 1 << 14
         assert far.stats.bytes_pooled == 3 << 13
+
+
+@pytest.mark.parametrize("size", [3, len(LARGE)])
+async def test_memory_is_not_used_again_while_a_slice_of_it_exists(
+    simulation: Simulation, size: int
+) -> None:
+    async with message_streams(simulation.far, OPTIONS) as (near, far):
+        for number in range(2 * OPTIONS.window):
+            sending = loops.create_task(near.send(bytes([number]) * size))
+            message = await far.recv_message()
+            part = message.frames[0][1:]
+            for _ in range(2):
+                with pytest.raises(BufferError, match="still in use"):
+                    message.release()
+            await sending
+            assert bytes(part) == bytes([number]) * (size - 1)
+            part.release()
+            message.release()
+            message.release()
+        assert far.stats.bytes_pooled in (0, class_of(size))
+
+
+async def test_a_message_that_is_dropped_returns_its_credit(simulation: Simulation) -> None:
+    async with message_streams(simulation.far, OPTIONS) as (near, far):
+        for _ in range(3 * OPTIONS.window):
+            await near.send(b"small")
+            assert (await far.recv_message()).nbytes == 5
+            await loops.sleep(0.01)
+
+
+async def test_memory_of_the_user_stays_registered_until_the_peer_has_read_it(
+    simulation: Simulation,
+) -> None:
+    """The region is closed while the peer may still read it: its sender was cancelled."""
+    async with message_streams(simulation.far, OPTIONS) as (near, far):
+        region = await near.register(bytearray(LARGE), AccessFlags.REMOTE_READ)
+        sending = loops.create_task(near.send(region))
+        await loops.sleep(1)
+        await loops.cancel(sending)
+        closing = loops.create_task(region.aclose())
+        await loops.sleep(1)
+        assert not closing.done()
+        assert await far.recv() == LARGE
+        await closing
+
+
+async def test_memory_that_was_closed_is_refused(simulation: Simulation) -> None:
+    async with message_streams(simulation.far, OPTIONS) as (near, far):
+        good = await near.register(bytearray(LARGE), AccessFlags.REMOTE_READ)
+        region = await near.register(bytearray(LARGE), AccessFlags.REMOTE_READ)
+        await region.aclose()
+        with pytest.raises(ValueError, match="closed"):
+            await near.send([good, region])
+        await good.aclose()
+        await near.send(b"next")
+        assert await far.recv() == b"next"
+
+
+async def test_a_message_that_is_prepared_when_the_sending_side_is_ended(
+    simulation: Simulation,
+) -> None:
+    async with message_streams(simulation.far, OPTIONS) as (near, far):
+        simulation.world.calls.delay("ibv_reg_mr", before=1)
+        sending = await loops.start(near.send(LARGE))
+        await near.send_eof()
+        with pytest.raises(LocalClosed, match="sending side"):
+            await sending
+        assert [message async for message in far] == []
+        assert near._exchange.is_idle
+
+
+async def test_the_peer_notices_that_nothing_more_is_sent(
+    simulation: Simulation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No memory is left for the copy of a wire message: no task of this side may notice it."""
+    async with message_streams(simulation.far, OPTIONS) as (near, far):
+        receiving = [loops.create_task(side.recv()) for side in (near, far)]
+        await loops.sleep(1)
+        exchange = near._exchange
+        failure = VerbsError(errno.ENOMEM, "ibv_reg_mr")
+        monkeypatch.setattr(exchange.connection, "send", Mock(side_effect=failure), raising=False)
+        exchange._outbox.controls.append(exchange.protocol.credit_update())
+        exchange._must_post = True
+        exchange._see_to_rest()
+        with pytest.raises(VerbsError, match="ibv_reg_mr"):
+            await receiving[0]
+        with pytest.raises(PeerClosed):
+            await receiving[1]
+
+
+async def test_a_wire_message_that_is_left_is_posted_while_the_background_task_waits(
+    simulation: Simulation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That task waits for the peer to read a message of send_soon()."""
+    async with message_streams(simulation.far, OPTIONS) as (near, far):
+        near.send_soon(LARGE)
+        sending = loops.create_task(far.send(LARGE))
+        await loops.sleep(1)
+        exchange = near._exchange
+        assert exchange._has_background_task
+        assert exchange._is_pulling
+        post_now, results = exchange._post_now, [True]  # as while the core collects requests
+        monkeypatch.setattr(exchange, "_post_now", lambda: results.pop() if results else post_now())
+        exchange._outbox.controls.append(exchange.protocol.credit_update())
+        with await near.recv_message():
+            await sending
+
+
+async def test_an_exception_of_progress_is_raised_as_it_is(
+    simulation: Simulation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rendezvous, "PIECE", len(LARGE) // 4)
+    async with message_streams(simulation.far, OPTIONS) as (near, far):
+        near.send_soon(LARGE)
+        fail = Mock(side_effect=KeyError("of the user"))
+        with pytest.raises(KeyError, match="of the user"):
+            await far.recv_into(bytearray(len(LARGE)), progress=fail)
+
+
+async def test_an_empty_buffer_for_a_frame_of_one_byte_is_refused(simulation: Simulation) -> None:
+    async with message_streams(simulation.far, OPTIONS) as (near, far):
+        near.send_soon([b"x", LARGE])
+        with pytest.raises(ValueError, match="a frame of 1 bytes does not fit into 0"):
+            await far.recv_frames(lambda sizes: [bytearray(), bytearray(len(LARGE))])
+        assert await far.recv() == b"x" + LARGE

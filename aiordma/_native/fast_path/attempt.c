@@ -35,6 +35,7 @@ struct attempt {
 	enum step step;
 	char is_started;
 	char is_over;
+	char is_running; /* so that code that it runs cannot resume it, or end it */
 	char is_tracked; /* by the garbage collector */
 };
 
@@ -66,7 +67,7 @@ PyObject *make_attempt(const struct attempt_kind *kind, PyObject *target, PyObje
 	attempt->parking = NULL;
 	attempt->transfer = NULL;
 	attempt->step = attempt->checkpoints ? RAISING_IF_CANCELLED : TRYING;
-	attempt->is_started = attempt->is_over = attempt->is_tracked = 0;
+	attempt->is_started = attempt->is_over = attempt->is_running = attempt->is_tracked = 0;
 	return (PyObject *)attempt;
 }
 
@@ -125,6 +126,8 @@ static int attempt_clear(PyObject *self)
 	attempt->parking = NULL;
 	if (attempt->transfer)
 		abandon_transfer(attempt);
+	if (attempt->target && attempt->kind->on_end)
+		attempt->kind->on_end(attempt->target);
 	if (attempt->step != TRYING) {
 		Py_CLEAR(attempt->checkpoints);
 		Py_CLEAR(attempt->coroutine);
@@ -341,36 +344,51 @@ static PySendResult run(struct attempt *attempt, int failed, PyObject *value, Py
 	return failed ? PYGEN_ERROR : PYGEN_RETURN;
 }
 
+/* Run it for the first time. Returns as PyIter_Send() does. */
+static inline PySendResult begin(struct attempt *attempt, PyObject **result)
+{
+	int done;
+
+	attempt->is_started = 1;
+	if (attempt->checkpoints) {
+		done = await_half(attempt, RAISING_IF_CANCELLED, 0);
+	} else {
+		done = try_now(attempt, result);
+		if (done > 0) { /* the fast path */
+			attempt->is_over = 1;
+			drop_arguments(attempt);
+			return PYGEN_RETURN;
+		}
+	}
+	return run(attempt, done, Py_None, result);
+}
+
+/* Raise ValueError if it is running. Returns 0, or -1 with the exception. */
+static inline int check_not_running(const struct attempt *attempt)
+{
+	if (!attempt->is_running)
+		return 0;
+	PyErr_SetString(PyExc_ValueError, "coroutine already executing");
+	return -1;
+}
+
 /* Resume it. Returns as PyIter_Send() does. */
 static PySendResult attempt_resume(PyObject *self, PyObject *value, PyObject **result)
 {
 	struct attempt *attempt = (struct attempt *)self;
-	int failed = 0, done;
+	PySendResult sent;
 
 	*result = NULL;
+	if (check_not_running(attempt))
+		return PYGEN_ERROR;
 	if (attempt->is_over) {
 		PyErr_SetString(PyExc_RuntimeError, "cannot reuse already awaited coroutine");
 		return PYGEN_ERROR;
 	}
-	if (!attempt->is_started) {
-		attempt->is_started = 1;
-		value = Py_None;
-		if (attempt->checkpoints) {
-			failed = await_half(attempt, RAISING_IF_CANCELLED, 0);
-		} else {
-			done = try_now(attempt, result);
-			if (done > 0) { /* the fast path */
-				attempt->is_over = 1;
-				drop_arguments(attempt);
-				return PYGEN_RETURN;
-			}
-			failed = done;
-		}
-	} else if (!attempt->coroutine) {
-		PyErr_SetString(PyExc_ValueError, "coroutine already executing");
-		return PYGEN_ERROR;
-	}
-	return run(attempt, failed, value, result);
+	attempt->is_running = 1;
+	sent = attempt->is_started ? run(attempt, 0, value, result) : begin(attempt, result);
+	attempt->is_running = 0;
+	return sent;
 }
 
 /* Return a result as a method does: a return of the coroutine raises StopIteration. */
@@ -451,25 +469,12 @@ static PyObject *take_return_value(void)
 	return value;
 }
 
-/* An attempt that has not begun tries nothing any more: the new coroutine raises at once. */
-static PyObject *attempt_throw(PyObject *self, PyObject *args)
+/* Raise an exception in the coroutine of the current step, and go on. */
+static PyObject *throw_into(struct attempt *attempt, PyObject *args)
 {
-	struct attempt *attempt = (struct attempt *)self;
-	PyObject *method, *value, *result = NULL;
+	PyObject *method = get_optional(attempt->coroutine, "throw"), *value, *result = NULL;
 	PySendResult sent;
 
-	if (!attempt->is_over && !attempt->is_started) {
-		attempt->is_started = 1;
-		if (go_slow(attempt, 0)) {
-			end(attempt);
-			return NULL;
-		}
-	}
-	if (!attempt->coroutine) {
-		PyErr_SetString(PyExc_RuntimeError, "cannot reuse already awaited coroutine");
-		return NULL;
-	}
-	method = get_optional(attempt->coroutine, "throw");
 	if (method)
 		result = PyObject_CallObject(method, args);
 	else if (!PyErr_Occurred())
@@ -482,12 +487,36 @@ static PyObject *attempt_throw(PyObject *self, PyObject *args)
 	return as_method(sent, result);
 }
 
+/* An attempt that has not begun tries nothing any more: the new coroutine raises at once. */
+static PyObject *attempt_throw(PyObject *self, PyObject *args)
+{
+	struct attempt *attempt = (struct attempt *)self;
+	PyObject *result = NULL;
+
+	if (check_not_running(attempt))
+		return NULL;
+	if (attempt->is_over) {
+		PyErr_SetString(PyExc_RuntimeError, "cannot reuse already awaited coroutine");
+		return NULL;
+	}
+	attempt->is_running = 1;
+	if (!attempt->is_started && go_slow(attempt, 0))
+		end(attempt);
+	else
+		result = throw_into(attempt, args);
+	attempt->is_started = 1;
+	attempt->is_running = 0;
+	return result;
+}
+
 static PyObject *attempt_close(PyObject *self, PyObject *unused)
 {
 	struct attempt *attempt = (struct attempt *)self;
 	PyObject *method = NULL, *result = NULL;
 
-	attempt->is_started = 1;
+	if (check_not_running(attempt))
+		return NULL;
+	attempt->is_started = attempt->is_running = 1;
 	if (attempt->coroutine)
 		method = get_optional(attempt->coroutine, "close");
 	if (method)
@@ -496,6 +525,7 @@ static PyObject *attempt_close(PyObject *self, PyObject *unused)
 		result = Py_NewRef(Py_None);
 	Py_XDECREF(method);
 	end(attempt);
+	attempt->is_running = 0;
 	return result;
 }
 

@@ -269,19 +269,38 @@ static int post_credit_update(struct eager_path *path)
 	return posted;
 }
 
+/* Have Python return credits, and wake the tasks that follow. Returns 0 or -1. */
+static int call_on_received(struct eager_path *path)
+{
+	PyObject *result =
+		path->on_received ? PyObject_CallNoArgs(path->on_received) : Py_NewRef(Py_None);
+
+	Py_XDECREF(result);
+	return result ? 0 : -1;
+}
+
 /* Do what follows when a wire message was taken. Returns 0, or -1 with an exception. */
 static int after_taking(struct eager_path *path)
 {
 	int posted = post_credit_update(path);
-	PyObject *result;
 
 	if (posted < 0)
 		return -1;
-	if (posted && !path->followers)
-		return 0;
-	result = path->on_received ? PyObject_CallNoArgs(path->on_received) : Py_NewRef(Py_None);
-	Py_XDECREF(result);
-	return result ? 0 : -1;
+	return posted && !path->followers ? 0 : call_on_received(path);
+}
+
+/*
+ * Keep an exception from the user, who gets the message that was taken. A Ctrl-C is raised at the
+ * next opportunity.
+ */
+static void report_exception(struct eager_path *path)
+{
+	if (PyErr_ExceptionMatches(PyExc_KeyboardInterrupt)) {
+		PyErr_Clear();
+		PyErr_SetInterrupt();
+	} else {
+		PyErr_WriteUnraisable((PyObject *)path);
+	}
 }
 
 /* Find the oldest wire message that is not CREDIT. Returns as find_oldest() does. */
@@ -320,10 +339,8 @@ static int try_recv(PyObject *self, PyObject *unused, PyObject **result, int *er
 	drop_oldest_and_repost(path->queue);
 	path->messages_received++;
 	path->bytes_received += nbytes;
-	if (after_taking(path)) {
-		Py_CLEAR(*result);
-		return -1;
-	}
+	if (after_taking(path))
+		report_exception(path);
 	return 1;
 }
 
@@ -360,10 +377,24 @@ static struct parking *find_eager_parking(PyObject *self, PyObject *unused)
 	return find_receive_parking(path->queue);
 }
 
+/* A task that follows waits for this one to take wire messages: it must know of its end. */
+static void wake_followers(PyObject *self)
+{
+	struct eager_path *path = (struct eager_path *)self;
+	struct failure failure = { NULL, NULL, NULL };
+
+	if (!path->followers)
+		return;
+	note_failure(&failure);
+	if (call_on_received(path))
+		report_exception(path);
+	restore_failure(&failure);
+}
+
 static PyObject *eager_path_recv(PyObject *self, PyObject *owner)
 {
 	static const struct attempt_kind kind = { "MessageStream.recv", try_recv,
-						  find_eager_parking };
+						  find_eager_parking, 0, wake_followers };
 	struct eager_path *path = (struct eager_path *)self;
 
 	return make_attempt(&kind, self, NULL, owner, &path->slow_recv, path->checkpoints);
@@ -372,7 +403,7 @@ static PyObject *eager_path_recv(PyObject *self, PyObject *owner)
 static PyObject *eager_path_next(PyObject *self, PyObject *owner)
 {
 	static const struct attempt_kind kind = { "MessageStream.__anext__", try_recv,
-						  find_eager_parking };
+						  find_eager_parking, 0, wake_followers };
 	struct eager_path *path = (struct eager_path *)self;
 
 	return make_attempt(&kind, self, NULL, owner, &path->slow_next, path->checkpoints);
@@ -450,7 +481,8 @@ static PyMethodDef eager_path_methods[] = {
 	  "set_slow(send, recv, next, on_received): have the awaitables await these if they cannot "
 	  "finish at once; `send(message, errno)` if posting has failed. on_received() is called "
 	  "after a message was taken, if there are followers, or if credits are due that could not "
-	  "be returned." },
+	  "be returned; and when a task that waited to receive has ended, if there are "
+	  "followers." },
 	{ NULL, NULL, 0, NULL },
 };
 

@@ -584,6 +584,9 @@ struct attempt_kind {
 	   returned 0 without an error. NULL: all tasks wait in Python. */
 	struct parking *(*find_parking)(PyObject *target, PyObject *argument);
 	char is_tuple; /* the argument is a tuple: the arguments of the coroutine of Python */
+	/* Called when an awaitable ends that has not finished at once, also if its task was
+	   cancelled. It leaves no exception. NULL: nothing is to be done. */
+	void (*on_end)(PyObject *target);
 };
 
 /*
