@@ -106,6 +106,26 @@ void aiordma_free_ended_calls(struct aiordma_ended_calls *ended)
 	release(ended);
 }
 
+/* Note that calls are in no list any more. Free those that Python does not use. Returns the rest.
+ */
+static struct aiordma_id_calls *end_calls(struct aiordma_id_calls *first)
+{
+	struct aiordma_id_calls **link = &first, *calls;
+
+	pthread_mutex_lock(&ownership);
+	while ((calls = *link)) {
+		calls->is_under_way = 0;
+		if (calls->is_dropped) {
+			*link = calls->next;
+			free(calls);
+		} else {
+			link = &calls->next;
+		}
+	}
+	pthread_mutex_unlock(&ownership);
+	return first;
+}
+
 /* Return the calls that have ended, each with the next one in `next`; NULL if there are none. */
 struct aiordma_id_calls *aiordma_take_ended_calls(struct aiordma_ended_calls *ended)
 {
@@ -119,7 +139,7 @@ struct aiordma_id_calls *aiordma_take_ended_calls(struct aiordma_ended_calls *en
 	ended->first = NULL;
 	ended->last = &ended->first;
 	pthread_mutex_unlock(&ended->lock);
-	return first;
+	return end_calls(first);
 }
 
 /* Returns NULL with errno if there is no memory. */
@@ -132,7 +152,10 @@ struct aiordma_id_calls *aiordma_new_id_calls(struct rdma_cm_id *id)
 	return calls;
 }
 
-/* Free calls that Python does not use any more. If they are under way, their thread frees them. */
+/*
+ * Free calls that Python does not use any more. If they are under way, they are freed at their end:
+ * by their thread, or by aiordma_take_ended_calls() if they are in its list already.
+ */
 void aiordma_free_id_calls(struct aiordma_id_calls *calls)
 {
 	int is_under_way;
@@ -221,7 +244,6 @@ static void report(struct aiordma_id_calls *calls)
 
 	pthread_mutex_lock(&ended->lock);
 	pthread_mutex_lock(&ownership);
-	calls->is_under_way = 0;
 	is_dropped = calls->is_dropped;
 	pthread_mutex_unlock(&ownership);
 	if (is_dropped) {

@@ -461,6 +461,8 @@ class BaseCmId(AsyncContextManagerMixin, ABC):
 
     def _unprepared(self, error: VerbsError) -> Exception:
         """Reject the request, for which no queue pair could be made. Return the exception."""
+        if self._state.current is CmState.CLOSED:
+            return LocalClosed("closed on this side")
         try:
             self.handle.cm_id.reject()
         except VerbsError:
@@ -826,6 +828,9 @@ class BaseCmId(AsyncContextManagerMixin, ABC):
         if self._requests is not None:
             self._requests.move_to(successor._own_requests())
         successor._has_listened = self._has_listened
+        if self._completions is not None:
+            self._completions.move_to(successor._state)
+            successor._completions, self._completions = self._completions, None
         self._leave()
         self._is_moved = True
 

@@ -106,6 +106,8 @@ class IdState:
             return LocalClosed(f"{name}: the id is closed")
         if self.current is CmState.DISCONNECTED:
             return PeerClosed(f"{name}: the peer closed the connection")
+        if self.current is CmState.REMOVED and (failure := self.failure("the peer")) is not None:
+            return failure
         return RdmaError(f"{name} is not possible in state {self.current.name}")
 
     def check_open(self) -> None:

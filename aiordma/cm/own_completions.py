@@ -15,6 +15,9 @@ from aiordma.loop import Interrupt, checkpoint
 from aiordma.rdmacm import OwnQueue
 from aiordma.verbs import Completion
 
+# In these states, no completion comes that is not there already.
+_UNWAITABLE = (CmState.FAILED, CmState.REMOVED, CmState.CLOSED)
+
 
 class EventSource(Protocol):
     """Event channels that no loop reads. Their rdma_cm events can end a wait for completions."""
@@ -57,6 +60,10 @@ class OwnCompletions:
         self._sent = _ReadCompletions()
         self._received = _ReadCompletions()
 
+    def move_to(self, state: IdState) -> None:
+        """Belong to the id with this state, to which the C id was moved. Waits go on."""
+        self._state = state
+
     async def next_sent(self, queue: OwnQueue, source: EventSource) -> Completion:
         """Wait for the next completion of the send queue. See BaseCmId.get_send_comp."""
         return await self._next(self._sent, queue, source)
@@ -80,7 +87,7 @@ class OwnCompletions:
             return completions.unread.popleft()
 
     def _check_waitable(self) -> None:
-        if self._state.current in (CmState.FAILED, CmState.REMOVED, CmState.CLOSED):
+        if self._state.current in _UNWAITABLE:
             raise self._state.error("the peer", CmState.CONNECTED)
 
     def _read_one(
@@ -92,8 +99,11 @@ class OwnCompletions:
     ) -> None:
         """Wait for one completion in a worker thread.
 
-        The queue is armed before it is polled again, so that no completion is missed.
+        The queue is armed before it is polled again, so that no completion is missed. The state can
+        have changed since the task has looked at it. Only from now on a change sets `interrupt`.
         """
+        if self._state.current in _UNWAITABLE:
+            return
         while (completion := queue.poll()) is None:
             queue.arm()
             if (completion := queue.poll()) is not None:

@@ -211,7 +211,7 @@ class SyncCmId(BaseCmId):
             return
         try:
             self._prepare(request.handle)
-        except RdmaError:
+        except BaseException:
             request.handle.destroy()
             raise
         self._own_requests().put_back(request)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
+from contextlib import suppress
 
 from aiordma.cm.handle import IdHandle
 from aiordma.datagrams.peer import AddressKey
@@ -77,14 +78,20 @@ class AddressHandleCache:
     async def _add(self, key: AddressKey) -> None:
         """Create the handle for `key` and put it into the cache."""
         self._being_created.add(key)
+        made: list[AddressHandle] = []
         try:
             # Not serialized: a peer that is slow to resolve must not delay the other jobs.
-            handle = await self._id_handle.wait(
-                lambda interrupt: self._create(key, interrupt), serialized=False
+            await self._id_handle.wait(
+                lambda interrupt: self._create(key, made, interrupt), serialized=False
             )
         finally:
             self._being_created.discard(key)
             self._created.wake_all()
+            while made:  # also if this task was cancelled just when it was made
+                self._put(key, made.pop())
+
+    def _put(self, key: AddressKey, handle: AddressHandle) -> None:
+        """Put a handle into the cache."""
         self._cached[key] = AddressHandleReference(self, handle)
         if len(self._cached) > MAX_HANDLES:
             _, oldest = self._cached.popitem(last=False)
@@ -92,13 +99,18 @@ class AddressHandleCache:
             if not oldest.count:
                 self.discard(oldest.handle)
 
-    def _create(self, key: AddressKey, interrupt: Interrupt) -> AddressHandle:
-        """Create a handle, in a worker thread. A set interrupt means that no task waits for it."""
+    def _create(self, key: AddressKey, made: list[AddressHandle], interrupt: Interrupt) -> None:
+        """Add a new handle to `made`, in a worker thread. The loop takes it from there.
+
+        A set interrupt means that no task waits for it any more. Then this thread destroys it,
+        unless the loop has taken it.
+        """
         handle = self._create_handle(key)
         self._undestroyed.add(handle)
+        made.append(handle)
         if interrupt.is_set:
-            self._destroy(handle)
-        return handle
+            with suppress(IndexError):
+                self._destroy(made.pop())
 
     def discard(self, handle: AddressHandle) -> None:
         """Destroy a handle that no send uses any more, in a worker thread."""

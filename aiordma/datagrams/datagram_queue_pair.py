@@ -151,10 +151,13 @@ class DatagramQueuePair:
             try:
                 await self._post(datagram_send, destination, data, imm)
             except BaseException:
-                self._sends.unreserve()
+                if not self._sends.is_in_flight(datagram_send):
+                    self._sends.unreserve()
                 raise
         except BaseException:
-            datagram_send.release()
+            # After a Ctrl-C the request can be in flight: its completion releases both.
+            if not self._sends.is_in_flight(datagram_send):
+                datagram_send.release()
             raise
 
     async def _post(

@@ -46,9 +46,13 @@ class CmDispatcher:
         """The error with which the channel failed. None: it works."""
         self.connect_turns = ConnectTurns(loop)
         """The turns of the tasks that connect."""
+        try:
+            self.call_reader = CallReader(loop)
+            """Has threads of C make calls on the ids."""
+        except VerbsError:
+            self._channel.close()
+            raise
         self._reader = ChannelReader(loop, self._channel, self._dispatch, self._fail)
-        self.call_reader = CallReader(loop)
-        """Has threads of C make calls on the ids."""
 
     @classmethod
     async def of(cls, loop: Loop) -> CmDispatcher:
@@ -142,7 +146,7 @@ class CmDispatcher:
         logger.error("the rdma_cm event channel failed, and all its ids with it: %s", error)
         self._error = error
         self._unregister()
-        self._reader.dispatch([_removal(address, error) for address in self._handlers])
+        self._reader.dispatch([_removal(address, error) for address in list(self._handlers)])
 
     # --- the channels of listening ids ---
 

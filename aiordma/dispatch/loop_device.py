@@ -85,11 +85,11 @@ class LoopDevice:
     def of(cls, loop: Loop, device: Device) -> LoopDevice:
         """Return the LoopDevice of `device` on `loop` and add one user. The first call creates it.
 
-        Each user calls release() once.
+        One that has failed is replaced. Its users keep it. Each user calls release() once.
         """
         devices = _loop_devices.setdefault(loop, {})
         loop_device = devices.get(device)
-        if loop_device is None:
+        if loop_device is None or loop_device._failed:
             loop_device = devices[device] = cls(loop, device)
         return loop_device.acquire()
 
@@ -223,10 +223,12 @@ class LoopDevice:
     def start_reading(self) -> None:
         """Have the loop watch the completion channel. Call it after the first reserve().
 
-        Do nothing after the last release(). A worker thread can have asked for it before: the end
-        of a destruction in a thread of C can overtake its thread-safe call.
+        Do nothing after the last release(), or after a failure. A worker thread can have asked for
+        it before: the end of a destruction in a thread of C can overtake its thread-safe call.
         """
-        if self._users and not self.is_reading and self._channel is not None:
+        if self._failed or not self._users:
+            return
+        if not self.is_reading and self._channel is not None:
             self.is_reading = True
             self.dispatcher.watch(self._channel.address)
             self._loop.add_reader(self._channel.fd, self.dispatcher.handle_event)
@@ -261,7 +263,9 @@ class LoopDevice:
         self._users -= 1
         if self._users:
             return
-        del _loop_devices[self._loop][self.device]
+        devices = _loop_devices[self._loop]
+        if devices.get(self.device) is self:
+            del devices[self.device]
         try:
             self._stop_reading()
             self._events.stop()

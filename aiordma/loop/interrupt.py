@@ -6,6 +6,8 @@ import os
 import select
 from contextlib import suppress
 
+from aiordma.errors import VerbsError
+
 
 class Interrupt:
     """A wait for file descriptors that another thread can end.
@@ -14,7 +16,15 @@ class Interrupt:
     """
 
     def __init__(self) -> None:
-        self._fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        """Open the eventfd.
+
+        Raises:
+            VerbsError: EMFILE, ENFILE, ENOMEM.
+        """
+        try:
+            self._fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        except OSError as error:
+            raise VerbsError(error.errno or 0, "eventfd") from None
         self.is_set = False
 
     def set(self) -> None:

@@ -45,16 +45,22 @@ def run_in_background(loop: Loop, coro: Coroutine[object, None, None]) -> None:
     The task is cancelled at the end of asyncio.run() and of trio.run().
     """
 
+    task: object = None
+    is_over = False
+
     async def run() -> None:
+        nonlocal is_over
         try:
             await coro
         except Exception:
             logger.exception("a background task failed")
         finally:
+            is_over = True
             _background.discard(task)
 
     task = loop.create_task(run())
-    _background.add(task)
+    if not is_over:  # it is over already if tasks are eager and it has not waited
+        _background.add(task)
 
 
 # A loop has only weak references to its tasks.

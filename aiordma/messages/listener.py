@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable
+from functools import partial
 
 from aiordma.cm import AsyncCmId, CmState, SyncCmId, close_after
 from aiordma.cm.accepting import BaseListener, BaseRequest
@@ -53,7 +54,13 @@ class SharedReceivesByDevice:
         device = cm.device()
         receives = self._receives.get(device)
         if receives is None:
-            receives = SharedReceives(cm.loop, device, self._depth, self._slot_size)
+            receives = SharedReceives(
+                cm.loop,
+                device,
+                self._depth,
+                self._slot_size,
+                partial(_drop, self._receives, device),
+            )
             self._receives[device] = receives
         return receives
 
@@ -62,6 +69,20 @@ class SharedReceivesByDevice:
         self._closed = True
         while self._receives:
             self._receives.popitem()[1].release()
+
+    def __del__(self) -> None:
+        for receives in self._receives.values():  # the listener was not closed
+            receives.release_threadsafe()
+
+
+def _drop(found: dict[Device, SharedReceives], device: Device, failed: SharedReceives) -> None:
+    """Drop the buffers of a device that failed or was removed. The next connection makes new ones.
+
+    A removed device waits until all that uses it is released.
+    """
+    if found.get(device) is failed:
+        del found[device]
+        failed.release()
 
 
 class ConnectRequest(BaseRequest):

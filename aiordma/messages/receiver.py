@@ -223,6 +223,7 @@ class Receiver:
                 )
                 if is_ready and self._schedule_point is not None:
                     await self._schedule_point()
+                    is_ready = self._is_ready()  # another task may have taken a CREDIT
             while not is_ready:
                 queue.waiter = waiter = self._make_future()
                 began = time.monotonic_ns()

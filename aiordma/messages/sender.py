@@ -135,14 +135,14 @@ class Sender:
         """Send registered memory without a copy, and wait until it can be reused."""
         self._callbacks.check_open()
         builder, max_bytes, where = self._builder, self._max_size, "a max_message_size"
-        if is_region(data):
-            sgl = builder.single(data, max_bytes, where)
-        else:
-            sgl = await builder.sources(data, max_bytes, where)
         opcode = WrOpcode.SEND if imm == NO_IMMEDIATE else WrOpcode.SEND_WITH_IMM
         remote = (0, 0)
         if invalidate is not None:
             opcode, remote = WrOpcode.SEND_WITH_INV, (0, invalidate.rkey)
+        if is_region(data):
+            sgl = builder.single(data, max_bytes, where)
+        else:
+            sgl = await builder.sources(data, max_bytes, where)
         count = partial(self._count, sgl.nbytes)
         request = MemoryRequest(opcode, sgl.segments, remote, count, imm)
         await self._operations.perform(WcOpcode.SEND, request, sgl.release)

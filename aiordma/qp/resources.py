@@ -114,14 +114,15 @@ class QueuePairResources:
 
     def _try_open(self, ring: ReceiveRing) -> bool:
         """Do what make_qp() does before it makes the queue pair. Return False if it would block."""
-        if not self.domain.is_open or not (ring.has_memory or ring.try_take_from(self.domain)):
+        if not self.domain.is_open:
             return False
         if not hasattr(self, "send_cq"):
             queue = self.loop_device.try_reserve(self._entries)
             if queue is None:
                 return False
             self.send_cq = self.recv_cq = queue
-        return True
+        # The memory comes last: it is given back only if the queue pair is prepared.
+        return ring.has_memory or ring.try_take_from(self.domain)
 
     def make_srq_qp(self, receives: SharedReceives, sends: SendQueue) -> QueuePair:
         """Make a queue pair that takes its receives from a shared receive queue. See make_qp()."""

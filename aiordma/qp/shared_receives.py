@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 from aiordma.dispatch import KEY_SHIFT, LoopDevice, SharedCompletionQueue
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
     from aiordma._native._lib import IbvWc
 
 logger = logging.getLogger(__name__)
+
+CLOSED_LOOP_SECONDS = 0.1
+"""A thread that waits for the loop looks this often whether the loop was closed."""
 
 
 class ReceiveConsumer(Protocol):
@@ -37,8 +41,17 @@ class SharedReceives:
     connection of a message (`CompletionDispatcher.consumers`); a failed receive is handled here.
     """
 
-    def __init__(self, loop: Loop, device: Device, depth: int, slot_size: int) -> None:
+    def __init__(
+        self,
+        loop: Loop,
+        device: Device,
+        depth: int,
+        slot_size: int,
+        on_failure: Callable[[SharedReceives], None],
+    ) -> None:
+        """`on_failure` is called when no connection can receive any more."""
         self.ring = ReceiveRing(depth, slot_size)
+        self._on_failure = on_failure
         self._loop = loop
         self._loop_device = LoopDevice.of(loop, device)
         self._key = self._loop_device.attach(self)
@@ -46,6 +59,8 @@ class SharedReceives:
         self._consumers: dict[int, ReceiveConsumer] = {}
         # Connections are made in worker threads, several at once.
         self._lock = threading.Lock()
+        self._removed = threading.Condition()
+        """Notified when remove() has removed a consumer."""
         self._srq: SharedReceiveQueue | None = None
         self._queue: SharedCompletionQueue
 
@@ -85,9 +100,17 @@ class SharedReceives:
         """Pass the messages of this queue pair to `consumer`, until remove().
 
         Once LoopDevice.attach_fast_path() was called with its `key`, they go to its ReceiveQueue.
+        If an earlier queue pair with this number is not removed yet, wait until it is: completions
+        of its messages may be left. siw uses the lowest free number.
         """
-        self._consumers[qp_num] = consumer
-        self._loop_device.dispatcher.consumers[qp_num] = key
+        with self._removed:
+            while not (
+                self._removed.wait_for(lambda: qp_num not in self._consumers, CLOSED_LOOP_SECONDS)
+                or self._loop.is_closed()
+            ):
+                pass
+            self._consumers[qp_num] = consumer
+            self._loop_device.dispatcher.consumers[qp_num] = key
 
     # --- on the loop's thread ---
 
@@ -95,11 +118,24 @@ class SharedReceives:
         """Add a user."""
         self._users += 1
 
-    def remove(self, qp_num: int, consumer: ReceiveConsumer) -> None:
-        """Undo add(): the queue pair is destroyed."""
-        if self._consumers.get(qp_num) is consumer:
-            del self._consumers[qp_num]
-            del self._loop_device.dispatcher.consumers[qp_num]
+    def remove(self, qp_num: int, then: Callable[[], None]) -> None:
+        """Undo add(), and call `then`: the queue pair is destroyed.
+
+        Its last messages are taken before, see LoopDevice.drain(). So none of them is passed to a
+        later queue pair that has the same number.
+        """
+
+        def remove_consumer() -> None:
+            with self._removed:
+                self._consumers.pop(qp_num, None)  # on a closed loop, add() has not waited
+                self._loop_device.dispatcher.consumers.pop(qp_num, None)
+                self._removed.notify_all()
+            then()
+
+        if self._loop.is_closed():  # no completion is polled any more
+            remove_consumer()
+        else:
+            self._loop_device.drain(self._queue, remove_consumer)
 
     def complete(self, number: int, wc: IbvWc) -> None:
         """Handle a completion. Called by the LoopDevice."""
@@ -123,6 +159,11 @@ class SharedReceives:
         self.ring.stop()
         for consumer in list(self._consumers.values()):
             consumer.device_failed(error)
+        self._on_failure(self)
+
+    def release_threadsafe(self) -> None:
+        """Remove a user on the loop's thread. Callable from any thread."""
+        ensure_called(self._loop, self.release)
 
     def release(self) -> None:
         """Remove a user. After the last one, everything is destroyed in a worker thread."""

@@ -28,7 +28,7 @@ from aiordma.rdmacm.channel import EventChannel
 from aiordma.rdmacm.contexts import device_contexts
 from aiordma.rdmacm.event import CmEvent, read_event
 from aiordma.rdmacm.own_objects import OwnObjects, OwnQueue
-from aiordma.rdmacm.parameters import ConnectionParameters, Ece, PackedParameters
+from aiordma.rdmacm.parameters import ConnectionParameters, Ece, PackedParameters, length_of
 from aiordma.rdmacm.route import Route
 from aiordma.verbs import (
     AddressHandle,
@@ -498,13 +498,13 @@ class CmId:
         Raises:
             VerbsError: EINVAL (the peer has disconnected, or over 148 bytes on InfiniBand and
                 RoCE).
+            ValueError: the private data is longer than 255 bytes.
         """
-        data = ffi.from_buffer("char[]", private_data)
+        data, nbytes = ffi.from_buffer("char[]", private_data), length_of(private_data)
         if ece:
-            result = lib.rdma_reject_ece(self.pointer, data, len(private_data))
-            check(result, "rdma_reject_ece")
+            check(lib.rdma_reject_ece(self.pointer, data, nbytes), "rdma_reject_ece")
         else:
-            check(lib.rdma_reject(self.pointer, data, len(private_data)), "rdma_reject")
+            check(lib.rdma_reject(self.pointer, data, nbytes), "rdma_reject")
 
     def notify(self, event: AsyncEventType = AsyncEventType.COMM_EST) -> None:
         """Notify the CM of an event of the queue pair: rdma_notify(3). Does not block.

@@ -73,11 +73,13 @@ def device_addresses() -> list[DeviceAddress]:
         VerbsError: ENODEV (no RDMA device).
     """
     reference = DeviceReference()
-    channel = EventChannel()
     try:
-        found = [_on_device(channel, *entry) for entry in interface_addresses()]
+        channel = EventChannel()
+        try:
+            found = [_on_device(channel, *entry) for entry in interface_addresses()]
+        finally:
+            channel.close()
     finally:
-        channel.close()
         reference.close()
     return [entry for entry in found if entry is not None]
 

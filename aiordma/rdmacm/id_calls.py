@@ -87,11 +87,15 @@ class IdCalls:
         self.pointer.calls |= lib.AIORDMA_RESOLVE_ROUTE
 
     def accept(self, parameters: ConnectionParameters) -> None:
-        """Add CmId.accept()."""
+        """Add CmId.accept().
+
+        Raises:
+            ValueError: the private data is longer than 255 bytes.
+        """
         calls = self.pointer
         data = parameters.private_data
-        ffi.memmove(calls.private_data, data, len(data))
         fill_parameters(calls.parameters, parameters, calls.private_data)
+        ffi.memmove(calls.private_data, data, len(data))
         calls.calls |= lib.AIORDMA_ACCEPT
 
     def disconnect(self) -> None:

@@ -10,6 +10,9 @@ from aiordma._native import ffi
 if TYPE_CHECKING:
     from aiordma._native._lib import Bytes, ConnParam, IbvEce, NullPtr
 
+MAX_PRIVATE_DATA = 255
+"""The number of bytes that `private_data_len` can have. Devices allow less: see connect()."""
+
 
 @dataclass(slots=True)  # not frozen: that would make each one several times slower to create
 class ConnectionParameters:
@@ -47,12 +50,29 @@ class PackedParameters:
         return param
 
 
+def length_of(private_data: bytes) -> int:
+    """Return the length of private data in bytes.
+
+    Raises:
+        ValueError: it is longer than 255 bytes.
+    """
+    nbytes = len(private_data)
+    if nbytes > MAX_PRIVATE_DATA:
+        raise ValueError(f"private data of {nbytes} bytes: rdma_cm takes up to {MAX_PRIVATE_DATA}")
+    return nbytes
+
+
 def fill_parameters(
     param: ConnParam, parameters: ConnectionParameters, private_data: Bytes
 ) -> None:
-    """Write `parameters` into a C struct. `private_data` is the C memory with the private data."""
+    """Write `parameters` into a C struct. `private_data` is the C memory for the private data.
+
+    Raises:
+        ValueError: the private data is longer than 255 bytes.
+        OverflowError: another parameter is out of its range.
+    """
+    param.private_data_len = length_of(parameters.private_data)
     param.private_data = private_data
-    param.private_data_len = len(parameters.private_data)
     param.responder_resources = parameters.responder_resources
     param.initiator_depth = parameters.initiator_depth
     param.flow_control = parameters.flow_control

@@ -51,6 +51,16 @@ async def connected(
         yield near, far
 
 
+async def test_a_limit_that_is_longer_than_a_number_of_c(simulation: Simulation) -> None:
+    async with connected(simulation) as (near, far):
+        receiving = await loops.start(far.receive(1 << 70))
+        await near.send(b"hello")
+        assert await receiving == b"hello"
+        for limit in (0, -1, -(1 << 70)):
+            with pytest.raises(ValueError, match="not at least 1"):
+                await far.receive(limit)
+
+
 def allow_polling(stream: ByteStream, nanoseconds: int) -> None:
     """Let the task poll for this time before the loop has to run."""
     dispatcher = stream._core.data_path.dispatcher

@@ -13,8 +13,10 @@ from simulator.verbs import Region
 
 import aiordma
 from aiordma import Connection, ConnectionOptions
+from aiordma.dispatch import LoopDevice
 from aiordma.loop.workers import WorkerPool
 from aiordma.memory.buffer_pool import KEPT_BYTES
+from aiordma.messages.message_data_path import MessageDataPath
 
 SMALL = ConnectionOptions(recv_depth=4, max_message_size=64)
 SMALLER = ConnectionOptions(recv_depth=2, max_message_size=64)
@@ -112,3 +114,29 @@ async def test_kept_receive_buffers_are_freed_if_memory_cannot_be_locked(
             async with aiordma.connect(host, PORT, options=SMALLER):
                 assert [region for region in kept if region in simulation.world.all(Region)] != kept
         await loops.cancel(serving)
+
+
+async def test_a_queue_pair_that_is_never_made_keeps_no_memory(
+    simulation: Simulation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All completion queues are full, and the worker that would make another one fails."""
+    host = simulation.far.host
+    async with aiordma.listen(host, PORT) as listener:
+        serving = loops.create_task(listener.serve(keep_open))
+        async with aiordma.connect(host, PORT):
+            async with aiordma.connect(host, PORT):  # its memory is used again
+                await loops.sleep(1)
+            await loops.sleep(1)
+            before = len(simulation.world.all(Region))
+            with monkeypatch.context() as patch:
+                patch.setattr(LoopDevice, "try_reserve", lambda *arguments: None)
+                patch.setattr(MessageDataPath, "prepare", fail)
+                with pytest.raises(aiordma.VerbsError):
+                    await aiordma.connect(host, PORT)
+            await loops.sleep(1)
+            assert len(simulation.world.all(Region)) <= before
+        await loops.cancel(serving)
+
+
+def fail(data_path: MessageDataPath) -> None:
+    raise aiordma.VerbsError(errno.ENOMEM, "ibv_create_cq")

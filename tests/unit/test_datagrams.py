@@ -8,10 +8,12 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 from unittest import mock
+from unittest.mock import Mock
 
 import loops
 import pytest
 from simulator import Simulation
+from simulator.pairs import CtrlC
 from simulator.verbs import QueuePair
 from simulator.world import ffi, lib
 
@@ -250,3 +252,46 @@ async def test_a_refused_or_failed_request_ends_the_endpoint(simulation: Simulat
         assert (await there.recv_from()).data == b"last"
         with pytest.raises(VerbsError, match="ibv_post_recv"):
             await there.recv_from()
+
+
+async def test_a_ctrl_c_after_posting_releases_nothing_that_is_in_flight(
+    simulation: Simulation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with pair() as (here, there, peer):
+        await here.send_to(peer, b"1")
+        sends, handles = here._queue_pair._sends, here._queue_pair._handles
+        (reference,) = handles._cached.values()
+        before, post_to = (reference.count, sends.credits), sends.post_to
+
+        def post_and_interrupt(*arguments: Any) -> None:
+            post_to(*arguments)
+            raise CtrlC
+
+        with monkeypatch.context() as patch:
+            patch.setattr(sends, "post_to", post_and_interrupt)
+            with pytest.raises(CtrlC):
+                await here.send_to(peer, b"2")
+        assert (reference.count, sends.credits) == (before[0] + 1, before[1] - 1)
+        assert [(await there.recv_from()).data for _ in range(2)] == [b"1", b"2"]
+
+
+async def test_a_handle_that_is_made_for_a_cancelled_send_is_kept_or_destroyed(
+    simulation: Simulation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is in the cache if the loop finds it; if not, the thread that has made it destroys it."""
+
+    async def make_and_cancel(make: Any, *, serialized: bool) -> None:
+        make(Mock(is_set=False))
+        raise KeyError("cancelled")
+
+    async with pair() as (here, _, peer):
+        handles, counts = here._queue_pair._handles, simulation.world.calls.counts
+        with monkeypatch.context() as patch:
+            patch.setattr(handles, "_id_handle", Mock(wait=make_and_cancel))
+            with pytest.raises(KeyError):
+                await handles._add(peer.address_key)
+        await here.send_to(peer, b"1")
+        assert (len(handles), counts["ibv_create_ah"], counts["ibv_destroy_ah"]) == (1, 1, 0)
+        made: list[Any] = []
+        handles._create(peer.address_key, made, Mock(is_set=True))
+        assert (made, counts["ibv_create_ah"], counts["ibv_destroy_ah"]) == ([], 2, 1)

@@ -13,13 +13,13 @@ from unittest.mock import patch
 import loops
 import pytest
 from simulator import Simulation
-from simulator.ids import resolved, target
+from simulator.ids import make_qp, requested, resolved, target
 from simulator.world import Failure
 
 from aiordma._native import lib
 from aiordma.cm import AsyncCmId, CmState
 from aiordma.errors import BusyError, LocalClosed, VerbsError
-from aiordma.rdmacm import EndedCalls, IdCalls, id_calls
+from aiordma.rdmacm import ConnectionParameters, EndedCalls, IdCalls, id_calls
 
 DISCONNECT = "rdma_disconnect"
 
@@ -87,6 +87,37 @@ async def test_a_thread_of_c_makes_the_calls_and_reports_their_end(simulation: S
             assert (order, len(ended)) == (["ended"], 0)
             assert hook.threads[0] not in {thread.native_id for thread in threading.enumerate()}
             calls.check()
+
+
+async def test_private_data_that_is_too_long_is_refused(simulation: Simulation) -> None:
+    """The request can be accepted all the same."""
+    async with requested(simulation) as request:
+        passive = request.passive
+        for nbytes in (256, 400):
+            with pytest.raises(ValueError, match=f"{nbytes} bytes: rdma_cm takes up to 255"):
+                await passive.accept(ConnectionParameters(bytes(nbytes)), lambda: make_qp(passive))
+            with pytest.raises(ValueError, match=f"{nbytes} bytes: rdma_cm takes up to 255"):
+                passive.reject(bytes(nbytes))
+        await passive.accept(ConnectionParameters(b"yes"), lambda: make_qp(passive))
+        await request.connecting
+
+
+async def test_calls_are_freed_when_they_have_ended(simulation: Simulation) -> None:
+    """Python can drop calls that have ended before it takes them: when it exits."""
+    async with await resolved(simulation) as cm_id:
+        with real_threads() as ended:
+            for _ in range(3):
+                ended.submit(disconnecting(cm_id), lambda: None)
+                poller = select.poll()
+                poller.register(ended.fd, select.POLLIN)
+                poller.poll()
+                ended._under_way.clear()
+            last = disconnecting(cm_id)
+            order = list[str]()
+            ended.submit(last, lambda: order.append("ended"))
+            for on_end in wait_ended(ended, 1):
+                on_end()
+            assert order == ["ended"]
 
 
 async def test_the_first_error_ends_the_calls_and_is_raised(simulation: Simulation) -> None:

@@ -21,6 +21,7 @@ from simulator.world import Failure
 from aiordma import AddressError, BusyError, ConnectError, DeviceRemoved, LocalClosed, PeerClosed
 from aiordma.cm import AsyncCmId, CmState, SyncCmId, handle
 from aiordma.cm.occasional_log import OccasionalLog
+from aiordma.dispatch import cm_events
 from aiordma.enums import CmEventType, PortSpace
 from aiordma.errors import RdmaError, Rejected, RouteError, VerbsError
 from aiordma.loop import blocking_pool
@@ -509,3 +510,38 @@ async def test_a_destruction_that_takes_long_is_logged(
     await cm_id.aclose()
     warned = ["an id is not destroyed after 30 s" in text for text in caplog.messages]
     assert warned == ([True] if seconds > handle.SLOW_DESTRUCTION_SECONDS else [])
+
+
+async def test_a_step_after_a_removal_raises_the_removal(simulation: Simulation) -> None:
+    async with await resolved(simulation) as active:
+        simulation.cm.remove_device(simulation.near)
+        await loops.sleep(1)
+        for step in (active.connect, active.resolve_route):
+            with pytest.raises(DeviceRemoved):
+                await step()
+
+
+async def test_a_request_that_is_closed_while_its_queue_pair_fails(simulation: Simulation) -> None:
+    async with requested(simulation) as request:
+        passive = request.passive
+
+        def close_and_fail() -> None:
+            passive.abandon()
+            raise Failure(errno.ENOMEM)
+
+        simulation.world.calls.hooks["rdma_create_qp"] = close_and_fail
+        with pytest.raises(LocalClosed):
+            await accept(passive)
+        del simulation.world.calls.hooks["rdma_create_qp"]
+
+
+async def test_a_loop_without_free_descriptors_leaves_no_channel(
+    simulation: Simulation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        failure = Mock(side_effect=VerbsError(errno.EMFILE, "eventfd"))
+        patch.setattr(cm_events, "CallReader", failure)
+        with pytest.raises(VerbsError, match="eventfd"):
+            await AsyncCmId.create()
+        assert simulation.left() == {}
+    await (await AsyncCmId.create()).aclose()

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import os
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from loops import block_until
 
+from aiordma.errors import VerbsError
 from aiordma.loop import Interrupt
 
 LONG = 10.0
@@ -74,3 +77,10 @@ def test_a_dropped_interrupt_stays_open_while_a_thread_waits(readable: int) -> N
     os.eventfd_write(readable, 1)
     assert result.result(LONG)
     block_until(lambda: open_fds() == before, "the descriptor to be closed")
+
+
+def test_one_that_cannot_be_made_raises_a_typed_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "eventfd", Mock(side_effect=OSError(errno.EMFILE, "too many files")))
+    with pytest.raises(VerbsError, match="eventfd") as caught:
+        Interrupt()
+    assert caught.value.errno == errno.EMFILE

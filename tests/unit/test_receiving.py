@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from collections.abc import Callable
 from typing import Any
 
 import loops
@@ -11,6 +12,7 @@ from simulator import Simulation
 from simulator.pairs import End, Pair, connected
 
 import aiordma
+from aiordma.dispatch import BusyPoll
 
 SLOTS = 4
 SIZE = 64
@@ -173,3 +175,28 @@ async def test_recv_polls_once_before_it_waits(simulation: Simulation) -> None:
         assert queue.polls == polls + 1
         await arrive(pair, b"hello")
         assert await task == b"hello"
+
+
+@pytest.mark.loops("trio")
+async def test_a_message_that_another_task_takes_meanwhile_is_not_returned(
+    simulation: Simulation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sender of a message stream takes CREDIT although another task waits."""
+    async with pair_of(simulation, busy_poll=1e-3) as pair:
+        receiver = pair.far.data_path.receiver
+
+        async def poll(busy: BusyPoll, is_over: Callable[[], bool], *arguments: object) -> bool:
+            await arrive(pair, b"taken")
+            return is_over()
+
+        async def take() -> None:
+            assert len(receiver) == 1
+            receiver.abandon()
+
+        monkeypatch.setattr(BusyPoll, "until_adaptively", poll)
+        receiver._schedule_point = take
+        receiving = loops.create_task(pair.far.connection.recv_message())
+        await loops.sleep(1)
+        await arrive(pair, b"waited for")
+        with await receiving as message:
+            assert bytes(message.data) == b"waited for"

@@ -375,3 +375,11 @@ async def test_a_fence_lasts_until_all_cancelled_reads_have_ended(simulation: Si
             await connection.send(b"x")
             assert FENCE not in near.flags[-1]
         source.close()
+
+
+async def test_memory_is_not_kept_if_the_key_to_invalidate_is_none(simulation: Simulation) -> None:
+    async with pair_of(simulation) as (_, near, region):
+        wrong: Any = object()
+        with pytest.raises(AttributeError):
+            await near.connection.send(region, invalidate=wrong)
+        assert region.references.count == 0

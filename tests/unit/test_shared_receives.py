@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import gc
 from collections.abc import AsyncIterator
-from types import SimpleNamespace
+from functools import partial
 from typing import Any
 from unittest.mock import Mock
 
@@ -19,6 +20,7 @@ from simulator.world import lib
 
 import aiordma
 from aiordma import Connection, ConnectionOptions, VerbsError
+from aiordma.loop import run_in_worker, running_loop
 from aiordma.qp import ReceiveRing, SharedReceives
 from aiordma.qp.last_receive import LAST_RECEIVE_SECONDS, LastReceive
 from aiordma.qp.receive_ring import ReceivePoster
@@ -90,13 +92,11 @@ async def test_a_message_without_a_consumer_is_dropped(simulation: Simulation) -
     async with serving(simulation) as server:
         client, end = await server.connect()
         number, other = end.qp.number, end.data_path
-        server.receives.remove(number, other)
+        server.receives.remove(number, lambda: None)
         await client.send(b"dropped")
         await loops.sleep(0.01)
         assert (len(other.receiver), server.posted) == (0, SLOTS)
-        removed: Any = SimpleNamespace()
         server.receives.add(number, other, other._resources.key)
-        server.receives.remove(number, removed)
         await client.send(b"hello")
         assert await end.connection.recv() == b"hello"
 
@@ -198,6 +198,26 @@ async def test_soft_devices_drop_nothing_and_are_not_waited_for(
             assert server.posted == SLOTS
 
 
+async def test_a_number_is_used_again_when_its_messages_are_taken(simulation: Simulation) -> None:
+    """siw gives a new queue pair the number of one that is destroyed, as soon as it is."""
+    far = simulation.far
+    far.vendor_id, far.drops_completions, far.reports_last_receive = SIW_VENDOR_ID, False, False
+    async with serving(simulation) as server:
+        end = await fill_unpolled(server)
+        receives, number, later = server.receives, end.qp.number, Mock()
+        add = partial(receives.add, number, later, 0)
+        adding = loops.create_task(run_in_worker(running_loop(), add))
+        await loops.sleep(SOON)
+        assert receives._consumers[number] is end.data_path
+        end.connection.abort()
+        await end.connection.aclose()
+        await adding
+        assert receives._consumers[number] is later
+        assert server.posted == SLOTS
+        later.received.assert_not_called()
+        receives.remove(number, lambda: None)
+
+
 async def test_a_removed_device_is_not_waited_for(simulation: Simulation) -> None:
     async with serving(simulation) as server:
         end = await fill_unpolled(server)
@@ -239,6 +259,40 @@ async def test_a_failed_queue_ends_all_its_connections(simulation: Simulation, h
         posted = server.receives.ring.posted
         server.receives.repost(0)  # not posted, and no connection is notified
         assert server.receives.ring.posted == posted < SLOTS
+        await server.connect()  # which gets a queue that works
+
+
+async def test_a_listener_on_all_devices_releases_one_that_is_removed(
+    simulation: Simulation,
+) -> None:
+    """The kernel removes a device when all that uses it is destroyed."""
+    async with serving(simulation, host="0.0.0.0") as server:
+        client, end = await server.connect(host=simulation.far.host)
+        simulation.cm.remove_device(simulation.far)
+        for connection in (client, end.connection):
+            await connection.aclose()
+        await loops.sleep(SOON)
+        assert simulation.world.all(Queue) == []
+        used = [queue.device for queue in simulation.world.all(CompletionQueue)]
+        assert simulation.far not in used
+        await server.connect(host=simulation.near.host)
+
+
+async def test_a_listener_that_was_not_closed_releases_the_buffers(simulation: Simulation) -> None:
+    async def serve_one() -> None:
+        listener = await aiordma.listen(simulation.far.host, PORT, options=SHARED)
+        server = Server(simulation, listener)
+        client, end = await server.connect()
+        for connection in (client, end.connection):
+            await connection.aclose()
+        assert len(simulation.world.all(Queue)) == 1
+        del listener, server
+        gc.collect()
+
+    with pytest.warns(ResourceWarning, match="unclosed"):
+        await serve_one()
+    await loops.sleep(SOON)
+    assert simulation.world.all(Queue) == []
 
 
 @pytest.mark.parametrize("call", ["ibv_create_comp_channel", "ibv_create_srq", "ibv_post_srq_recv"])

@@ -6,14 +6,17 @@ import errno
 import gc
 from collections.abc import Callable, Coroutine
 from typing import Any
+from unittest.mock import Mock
 
 import loops
 import pytest
 from simulator import Simulation
-from simulator.ids import SMALL, accept, connect, listening, requested, resolved, target
+from simulator.ids import SMALL, accept, connect, connected, listening, requested, resolved, target
 
 from aiordma import AddrInfo, BusyError, DeviceRemoved, LocalClosed, Rejected, VerbsError
 from aiordma.cm import AsyncCmId, CmState, SyncCmId
+from aiordma.cm.handle import IdHandle
+from aiordma.cm.own_completions import OwnCompletions
 from aiordma.enums import AddrInfoFlags, CmEventType, PortSpace
 from aiordma.rdmacm import CmEvent, ConnectionParameters, SocketAddress
 from aiordma.rdmacm.channel import EVENT_BATCH
@@ -178,3 +181,57 @@ async def test_requests_of_an_endpoint_use_its_domain(simulation: Simulation) ->
                 await request.accept(ConnectionParameters())
                 await connecting
         assert [request async for request in listener] == []
+
+
+async def test_completions_that_no_task_has_taken_migrate(simulation: Simulation) -> None:
+    async with connected(simulation) as (active, passive):
+        sent, received = await active.reg_read(bytes(16)), await passive.reg_msgs(bytearray(16))
+        passive.cm_id.post_recv(7, received, 0, 16)
+        active.cm_id.post_send(8, sent, 0, 16)
+        await loops.sleep(1)
+        completion = passive.cm_id.recv_queue().poll()  # as the thread of a cancelled wait does
+        assert completion is not None
+        passive._own_completions()._received.unread.append(completion)
+        async with await passive.migrate(None) as moved:
+            assert (await moved.get_recv_comp()).check().byte_len == 16
+            with pytest.raises(LocalClosed):
+                await passive.get_recv_comp()
+
+
+async def test_a_wait_for_completions_notices_the_end_of_a_migrated_id(
+    simulation: Simulation,
+) -> None:
+    async with connected(simulation) as (_, passive):
+        there = await passive.migrate(None)
+        waiting = loops.create_task(there.get_recv_comp())
+        await loops.sleep(1)
+        async with await there.migrate() as back:
+            with pytest.raises(BusyError):
+                await back.get_recv_comp()
+            simulation.cm.remove_device(simulation.far)
+            with pytest.raises(DeviceRemoved):
+                await waiting
+
+
+def test_a_wait_for_completions_does_not_begin_after_the_end() -> None:
+    """The state has changed since the task has looked at it."""
+    for state in (CmState.FAILED, CmState.REMOVED, CmState.CLOSED):
+        queue: Any = Mock()
+        completions = OwnCompletions(Mock(), Mock(current=state))
+        completions._read_one(Mock(), queue, Mock(), Mock())
+        queue.poll.assert_not_called()
+
+
+async def test_a_request_whose_queue_pair_cannot_be_made_is_destroyed(
+    simulation: Simulation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(self: SyncCmId, handle: IdHandle) -> None:
+        raise ValueError("the protection domain is closed")
+
+    async with await sync_listener(simulation) as listener:
+        peer, task = await connecting(simulation)
+        with monkeypatch.context() as patch:
+            patch.setattr(SyncCmId, "_prepare", refuse)
+            with pytest.raises(ValueError, match="is closed"):
+                await listener.get_request()
+        await check_rejected(peer, task)

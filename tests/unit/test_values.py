@@ -117,7 +117,7 @@ def test_parameters_are_written_unchanged() -> None:
             assert getattr(pointer, field.name) == getattr(value, field.name), field.name
     assert bytes(ffi.buffer(pointer.private_data, pointer.private_data_len)) == b"a\0b"
     assert PackedParameters(None).pointer == ffi.NULL
-    with pytest.raises(OverflowError):
+    with pytest.raises(ValueError, match="256 bytes: rdma_cm takes up to 255"):
         PackedParameters(ConnectionParameters(private_data=bytes(256)))
 
 

@@ -6,14 +6,16 @@ import asyncio
 import contextvars
 import gc
 import weakref
+from collections.abc import Coroutine
 from functools import partial
 from typing import Any
+from unittest.mock import Mock
 
 import loops
 import pytest
 from simulator import Simulation
 
-from aiordma.loop import Deadline, FairSemaphore, WaitQueue, running_loop
+from aiordma.loop import Deadline, FairSemaphore, WaitQueue, running_loop, task_groups
 from aiordma.loop.deadline import KEPT
 
 
@@ -185,3 +187,20 @@ def test_deadlines_are_freed_with_their_loop() -> None:
     waiting = asyncio.run(main())
     gc.collect()
     assert waiting() is None
+
+
+def test_a_background_task_can_be_over_when_it_is_made() -> None:
+    """As with asyncio.eager_task_factory, if it does not wait."""
+    seen: list[int] = []
+
+    async def work() -> None:
+        seen.append(1)
+
+    def create_task(coroutine: Coroutine[Any, Any, None]) -> object:
+        with pytest.raises(StopIteration):
+            coroutine.send(None)
+        return object()
+
+    before = set(task_groups._background)
+    task_groups.run_in_background(Mock(create_task=create_task), work())
+    assert (seen, task_groups._background) == ([1], before)

@@ -43,9 +43,8 @@ static int take_and_wake(struct completion_dispatcher *self, struct polled_queue
 		count = ibv_poll_cq(queue->cq, BATCH, self->batch);
 	if (!count && !has_work(self))
 		return 0;
-	started = begin_wakeups();
-	if (started < 0)
-		return -1;
+	started = begin_wakeups() > 0;
+	note_failure(&failure); /* without memory, the tasks run in the loop's next iteration */
 	take_batch(self, count);
 	note_failure(&failure);
 	if (count < 0)

@@ -431,8 +431,8 @@ static PyObject *send_queue_core_abandon(PyObject *self, PyObject *unused)
 	note_failure(&failure);
 	release_transfers(&core->transfers_in_flight);
 	note_failure(&failure);
-	if (restore_failure(&failure))
-		Py_CLEAR(memories);
+	if (restore_failure(&failure) && memories)
+		PyErr_WriteUnraisable(self); /* the caller releases the memory in any case */
 	return memories;
 }
 

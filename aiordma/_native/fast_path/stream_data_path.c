@@ -495,12 +495,13 @@ static int try_receive(PyObject *self, PyObject *limit, PyObject **result, int *
 static struct parking *find_parking(PyObject *self, PyObject *limit)
 {
 	struct stream_data_path *path = (struct stream_data_path *)self;
-	int may = path->inbound->takes_data && !path->inbound->available;
+	int may = path->inbound->takes_data && !path->inbound->available, overflow;
 
-	if (!may || !may_park(&path->parking))
+	if (!may || !may_park(&path->parking) || !PyLong_CheckExact(limit))
 		return NULL;
 	/* The slow path refuses a bad limit. */
-	return PyLong_CheckExact(limit) && PyLong_AsLong(limit) > 0 ? &path->parking : NULL;
+	return PyLong_AsLongAndOverflow(limit, &overflow) > 0 || overflow > 0 ? &path->parking :
+										NULL;
 }
 
 static PyObject *stream_set_parking(PyObject *self, PyObject *args)

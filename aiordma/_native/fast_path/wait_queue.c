@@ -103,6 +103,7 @@ static PyObject *queue_wait(PyObject *self, PyObject *unused)
 static PyObject *queue_wake_all(PyObject *self, PyObject *unused)
 {
 	struct wait_queue *queue = (struct wait_queue *)self;
+	struct failure failure = { NULL, NULL, NULL };
 	PyObject *futures = queue->futures;
 	Py_ssize_t index;
 
@@ -110,10 +111,12 @@ static PyObject *queue_wake_all(PyObject *self, PyObject *unused)
 		Py_RETURN_NONE;
 	queue->futures = NULL;
 	queue->woken_at = (long long)now_ns();
-	for (index = 0; index < PyList_Size(futures) && !PyErr_Occurred(); index++)
+	for (index = 0; index < PyList_Size(futures); index++) {
 		wake(PyList_GetItem(futures, index));
+		note_failure(&failure);
+	}
 	Py_DECREF(futures);
-	return PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
+	return none_unless(restore_failure(&failure));
 }
 
 static Py_ssize_t queue_length(PyObject *self)
