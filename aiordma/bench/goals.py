@@ -162,12 +162,16 @@ def _latency_goals(cases: Mapping[str, Case]) -> Iterator[Goal]:
 
 
 def _reconnect_goals(cases: Mapping[str, Case]) -> Iterator[Goal]:
-    """The time is compared with that of the same number of connections of `connections`."""
+    """The time is compared with that of the same number of connections of `connections`.
+
+    All runs of `connections` count, as there is one run of `reconnect` in each round.
+    """
     if "reconnect" in cases and "connections" in cases:
         case, ordinary = cases["reconnect"], cases["connections"]
         for name in case.samples.keys() & ordinary.samples.keys():
-            rates = ordinary.value(name) or 0.0, case.value(name) or 1.0
-            reached = rates[0] / rates[1]
+            samples = ordinary.samples[name].values()
+            rate = median(run for sample in samples for run in sample.runs or [sample.value])
+            reached = rate / (case.value(name) or 1.0)
             yield Goal(
                 case.work.title, name, reached, _RECONNECT_RATIO, "x time of connections", True
             )

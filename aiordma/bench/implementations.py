@@ -84,8 +84,8 @@ def _run_perftest(
         work.test, perftest.parse_bandwidth
     )
     device, port = environment.device, environment.next_port()
-    server = environment.server_command(perftest.command(work, device, port, None, events))
-    client = perftest.command(work, device, port, environment.host, events)
+    server, client = perftest.commands(work, device, port, environment.host, events)
+    server = environment.server_command(server)
     return run_pair(Pair(server, lambda _: client, parse, port), environment.client_timeout)
 
 

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import functools
+import subprocess
+
+from aiordma.bench.errors import BenchError
 from aiordma.bench.plan import Work
 from aiordma.bench.sample import Sample
 
 MEBIBYTE = 1 << 20
+IPV6_OPTION = "--ipv6-addr"
 MIN_ITERATIONS = 5
 """The minimum of perftest."""
 
@@ -17,15 +22,33 @@ def program(work: Work) -> str:
     return f"ib_{work.operation}_bw"
 
 
-def command(work: Work, device: str, port: int, host: str | None, events: bool) -> list[str]:
-    """Return a command line: the client's if there is a `host`, otherwise the server's.
+def commands(
+    work: Work, device: str, port: int, host: str, events: bool
+) -> tuple[list[str], list[str]]:
+    """Return the command lines of the server and of the client.
 
     -R: connect by rdma_cm, as aiordma does. -F: run although the processor's clock frequency
     changes. The queue depths are perftest's defaults, 128 sends and 512 receives.
+
+    Raises:
+        BenchError: this version of perftest does not take the address.
     """
-    count = str(max(MIN_ITERATIONS, work.count))
-    options = ["-R", "-F", "-d", device, "-p", str(port), "-s", str(work.size), "-n", count]
-    return [program(work), *options, *(["-e"] if events else []), *([host] if host else [])]
+    name, count = program(work), str(max(MIN_ITERATIONS, work.count))
+    server = [name, "-R", "-F", "-d", device, "-p", str(port), "-s", str(work.size), "-n", count]
+    if events:
+        server.append("-e")
+    if ":" in host:
+        if IPV6_OPTION not in _usage(name):
+            raise BenchError(f"this version of {name} knows no IPv6 addresses")
+        server.append(IPV6_OPTION)
+    return server, [*server, host]
+
+
+@functools.cache
+def _usage(name: str) -> str:
+    """Return the options that this version of a program prints."""
+    shown = subprocess.run([name, "--help"], capture_output=True, text=True, check=False)
+    return shown.stdout + shown.stderr
 
 
 def parse_latency(output: str) -> Sample:

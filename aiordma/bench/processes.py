@@ -113,13 +113,15 @@ class Child:
     def end(self) -> None:
         """Kill the process and its own children if it still runs; close the output."""
         if self.code is None:
-            with contextlib.suppress(ProcessLookupError):
+            # PermissionError: it belongs to another user. The end of its input ends it.
+            with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait()
-        os.close(self._pidfd)
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
                 pipe.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(EXIT_TIMEOUT)
+        os.close(self._pidfd)
         self._close_output()
 
     def _close_output(self) -> None:

@@ -79,15 +79,22 @@ def _newer_steps(output: str) -> dict[str, float]:
 
 # --- rstream: blocking rsockets ---
 
+STREAM_BUFFER = 4 << 20
+"""The size in bytes of the buffers of byte streams, for bandwidth: a sender waits less often for
+the peer to read."""
+
 
 def rstream_command(work: Work, port: int, host: str, is_server: bool) -> list[str]:
     """Return a command line.
 
-    For latency, one transfer is sent and one comes back, again and again. For bandwidth, all
-    transfers are sent, and then the same number comes back.
+    For latency, one transfer is sent and one comes back, again and again. For bandwidth, half of
+    the transfers are sent, and then the other half comes back, with the buffers of aiordma's
+    streams.
     """
-    transfers, rounds = (1, work.count) if work.test == "latency" else (work.count, 1)
-    numbers = ["-S", str(work.size), "-C", str(transfers), "-I", str(rounds)]
+    transfers, rounds, buffers = 1, work.count, list[str]()
+    if work.test == "bandwidth":
+        transfers, rounds, buffers = max(1, work.count // 2), 1, ["-B", str(STREAM_BUFFER)]
+    numbers = ["-S", str(work.size), "-C", str(transfers), "-I", str(rounds), *buffers]
     return ["rstream", "-b" if is_server else "-s", host, "-p", str(port), *numbers, "-T", "b"]
 
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import argparse
 import shlex
+import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -218,6 +221,18 @@ def _show(args: argparse.Namespace) -> int:
     return 1 if results.failed else 0
 
 
+@contextmanager
+def _interrupted_by_signals() -> Iterator[None]:
+    """Have SIGTERM and SIGHUP do what Ctrl-C does in the block, so that no process is left."""
+    ends = (signal.SIGTERM, signal.SIGHUP)
+    before = [signal.signal(end, signal.default_int_handler) for end in ends]
+    try:
+        yield
+    finally:
+        for end, handler in zip(ends, before, strict=True):
+            signal.signal(end, handler)
+
+
 def _measure(args: argparse.Namespace, plan: Plan) -> int:
     """Run the plan and show each result as soon as it is there; return the exit code.
 
@@ -251,16 +266,17 @@ def _measure(args: argparse.Namespace, plan: Plan) -> int:
         write()
 
     try:
-        run_suite(
-            results,
-            plan.works(),
-            implementations,
-            environment,
-            plan.rounds,
-            progress,
-            finished,
-            is_compared if plan.goals else any_implementation,
-        )
+        with _interrupted_by_signals():
+            run_suite(
+                results,
+                plan.works(),
+                implementations,
+                environment,
+                plan.rounds,
+                progress,
+                finished,
+                is_compared if plan.goals else any_implementation,
+            )
     except KeyboardInterrupt:
         interrupted = True
     write()

@@ -19,6 +19,7 @@ NATIVE = f"{ROOT}/aiordma/_native/"
 # The library's other threads wait for work. One of them runs when devices of the system change.
 _MAIN_THREAD = "-01"
 PROGRAM = "benchmarks.instructions.program"
+TIME_LIMIT = 600  # seconds for a case
 # The variables of Python that set where modules are found. Others would change what is executed.
 _PATH_VARIABLES = ("PYTHONPATH", "PYTHONPYCACHEPREFIX")
 
@@ -76,9 +77,17 @@ def count_case(name: str, count: int, library: Path, folder: Path) -> Count:
         "--quiet",
         *(sys.executable, "-m", PROGRAM, name, str(count)),
     ]
-    done = subprocess.run(
-        command, env=_environment(library), capture_output=True, text=True, check=False
-    )
+    try:
+        done = subprocess.run(
+            command,
+            env=_environment(library),
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=TIME_LIMIT,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise CountError(f"{name} did not end within {TIME_LIMIT} seconds") from error
     if done.returncode:
         raise CountError(f"{name} failed under callgrind:\n{done.stderr.strip()}")
     dumps = read_dumps([path.read_text() for path in folder.glob(f"{output.name}.*{_MAIN_THREAD}")])

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from aiordma.bench import perftest, pyverbs, rdmacm_utils
+from aiordma.bench.errors import BenchError
 from aiordma.bench.plan import Work
 from aiordma.bench.sample import Sample
 
@@ -134,14 +135,33 @@ def test_output_without_a_result_raises(parse: Parse, output: str, error: str) -
 def test_command_lines() -> None:
     work = Work("bandwidth", operation="write", size=4096, count=512)
     common = ["ib_write_bw", "-R", "-F", "-d", "rxe0", "-p", "7", "-s", "4096", "-n", "512"]
-    assert perftest.command(work, "rxe0", 7, None, events=False) == common
-    assert perftest.command(work, "rxe0", 7, "10.7.1.1", events=True) == [*common, "-e", "10.7.1.1"]
-    assert perftest.command(Work("rate", count=1), "rxe0", 7, None, False)[-1] == "5"
+    host = "10.7.1.1"
+    assert perftest.commands(work, "rxe0", 7, host, events=False) == (common, [*common, host])
+    assert perftest.commands(work, "rxe0", 7, host, events=True)[1] == [*common, "-e", host]
+    assert perftest.commands(Work("rate", count=1), "rxe0", 7, host, False)[0][-1] == "5"
     rstream = rdmacm_utils.rstream_command
     latency = rstream(Work("latency", count=9), 7, "h", is_server=True)
     assert " ".join(latency) == "rstream -b h -p 7 -S 64 -C 1 -I 9 -T b"
     many = rstream(Work("bandwidth", size=4096, count=9), 7, "h", is_server=False)
-    assert " ".join(many) == "rstream -s h -p 7 -S 4096 -C 9 -I 1 -T b"
+    assert " ".join(many) == "rstream -s h -p 7 -S 4096 -C 4 -I 1 -B 4194304 -T b"
+
+
+@pytest.mark.parametrize("usage", ["", "--ipv6-addr"], ids=["perftest 4.5", "later"])
+def test_perftest_at_an_ipv6_address(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, usage: str
+) -> None:
+    (tmp_path / "ib_send_lat").write_text(f"#!/bin/sh\necho 'Usage: ib_send_lat {usage}'; exit 1\n")
+    (tmp_path / "ib_send_lat").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    perftest._usage.cache_clear()
+    work = Work("latency")
+    if usage:
+        server, client = perftest.commands(work, "rxe0", 7, "fd07::1", events=False)
+        assert (server[-1], client[-2:]) == (usage, [usage, "fd07::1"])
+    else:
+        with pytest.raises(BenchError, match="knows no IPv6"):
+            perftest.commands(work, "rxe0", 7, "fd07::1", events=False)
+    perftest._usage.cache_clear()
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ from aiordma.cli import main
 from aiordma.enums import TransportType
 from aiordma.rdmacm import DeviceAddress
 
-LOCAL = Environment("127.0.0.1", "none0", client_timeout=20.0)
+LOCAL = Environment("127.0.0.1", "none0", client_timeout=600.0)
 TCP = [one for one in select(("asyncio", "uvloop"), ("tcp",)) if one.family == "tcp"]
 LISTENING = "import time; print('{\"port\": 7}', flush=True); "
 LISTENS = LISTENING + "time.sleep(60)"
@@ -56,6 +56,11 @@ def implementation(
     return Implementation(name, family, tests, run, "a package", lambda: is_installed)
 
 
+def end_by_signal(*_: object) -> Sample:
+    os.kill(os.getpid(), signal.SIGTERM)
+    return Sample(12.0)
+
+
 GOOD, BAD = implementation("good"), implementation("bad", BenchError("it broke"))
 
 
@@ -70,7 +75,7 @@ GOOD, BAD = implementation("good"), implementation("bad", BenchError("it broke")
 )
 def test_tcp_runs_on_both_loops(work: Work) -> None:
     results, prefix = Results(), ("env", "NAME=value")
-    place = Environment("127.0.0.1", "none0", prefix, client_timeout=20.0)
+    place = Environment("127.0.0.1", "none0", prefix, client_timeout=600.0)
     finished: list[Case] = []
     run_suite(results, [work], TCP, place, 1, lambda step: None, finished.append)
     (case,) = results.cases
@@ -186,7 +191,7 @@ def test_only_what_is_wanted_is_run() -> None:
 
 
 def test_result_of_the_client_is_returned() -> None:
-    assert run_pair(pair(LISTENING, "print(42)"), 20) == 42
+    assert run_pair(pair(LISTENING, "print(42)"), 600) == 42
 
 
 @pytest.mark.parametrize(
@@ -212,13 +217,13 @@ def test_server_that_exits_with_an_error_raises(tmp_path: Path) -> None:
     ended = f"os.path.exists({pid!r}) and not os.path.exists('/proc/' + open({pid!r}).read())"
     server = f"import os\nwhile not ({ended}): time.sleep(0.01)\nraise SystemExit(3)"
     with pytest.raises(BenchError, match=r"did not exit normally: exit code 3"):
-        run_pair(pair(LISTENING + server, client), 20)
+        run_pair(pair(LISTENING + server, client), 600)
 
 
 def test_program_that_does_not_exist_raises() -> None:
     missing = Pair(["/nowhere/program"], lambda port: [], int)
     with pytest.raises(BenchError, match="/nowhere/program cannot be run: No such file"):
-        run_pair(missing, 20)
+        run_pair(missing, 600)
 
 
 def test_client_is_retried_until_a_silent_server_listens(tmp_path: Path) -> None:
@@ -234,7 +239,7 @@ def test_client_is_retried_until_a_silent_server_listens(tmp_path: Path) -> None
 def test_client_is_not_retried_after_the_start_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processes, "START_TIMEOUT", 0.3)
     with pytest.raises(BenchError, match="refused"):
-        run_pair(pair(SLEEPS, "raise SystemExit('refused')", 99), 20)
+        run_pair(pair(SLEEPS, "raise SystemExit('refused')", 99), 600)
 
 
 CRASHES = "import os, signal; os.kill(os.getpid(), signal.SIGABRT)"
@@ -289,7 +294,8 @@ def test_server_that_ends_is_started_again_only_after_a_crash(end: str, tmp_path
     server = (
         f"import os, time\n"
         f"if os.path.exists({str(pid)!r}): time.sleep(60)\n"
-        f"with open({str(pid)!r}, 'w') as file: print(os.getpid(), file=file)\n{end}"
+        f"with open({str(pid)!r}, 'w') as file: print(os.getpid(), file=file)\n"
+        f"while not os.path.exists({str(clients)!r}): time.sleep(0.01)\n{end}"
     )
     client = (
         f"import os, pathlib, time\n"
@@ -317,7 +323,7 @@ def test_a_crash_counts_although_the_server_fails_because_of_it() -> None:
         assert server.wait(20)
         assert client.wait(20)
         with pytest.raises(processes.CrashError, match="the client failed: exit code -6"):
-            processes._client_result(both, client, server, 20)
+            processes._client_result(both, client, server, 600)
     finally:
         server.end()
         client.end()
@@ -367,6 +373,7 @@ BENCH = ["bench", "--quick", "--tests", "latency"]
         ([GOOD], 0, ["good  12.0"]),
         ([GOOD, BAD], 1, ["good  12.0", "bad: failed: it broke"]),
         ([GOOD, implementation("slow", KeyboardInterrupt())], 130, ["good  12.0"]),
+        ([GOOD, replace(implementation("slow"), run=end_by_signal)], 130, ["good  12.0"]),
     ],
 )
 def test_command_prints_and_writes_the_samples_so_far(
@@ -379,7 +386,11 @@ def test_command_prints_and_writes_the_samples_so_far(
 ) -> None:
     monkeypatch.setattr(environment, "find_environment", lambda host, on_server: LOCAL)
     monkeypatch.setattr(implementations, "select", lambda loops, peers: listed)
-    assert main([*BENCH, "--json", str(tmp_path / "report")]) == code
+    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        assert main([*BENCH, "--json", str(tmp_path / "report")]) == code
+    finally:
+        assert signal.signal(signal.SIGTERM, before) is signal.SIG_IGN
     output = capsys.readouterr()
     assert [line for line in lines if line not in output.out] == []
     assert "round 1 of 1" in output.err

@@ -137,6 +137,10 @@ def test_command_compares_the_counts_with_the_baseline_of_this_python(
     assert command.main([*arguments, "--save-baseline"]) == 0
     counts = {"send": 640, "recv": 640, "write": 640}
     assert load(file) == {"build": baseline.this_build(), "counts": counts}
+    with monkeypatch.context() as patch:
+        patch.setattr(baseline, "this_build", lambda: "another build")
+        save({"send": Count(3, 1, 64)}, file)
+        assert load(file) == {"build": "another build", "counts": {"send": 3}}
     monkeypatch.setattr(baseline, "this_python", lambda: "9.9 toaster")
     assert load(file)["counts"] == {}
     save({"send": Count(1, 1, 64)}, file)

@@ -144,7 +144,7 @@ async def measure_in_memory(host: str, port: int, work: Work) -> Sample:
 
 
 def _url(host: str, port: int) -> str:
-    return f"http://{host}:{port}/"
+    return f"http://[{host}]:{port}/" if ":" in host else f"http://{host}:{port}/"
 
 
 async def _measure(connector: aiohttp.BaseConnector, url: str, work: Work) -> Sample:

@@ -11,13 +11,14 @@ from typing import Any, Protocol
 import aiordma
 import aiordma.asyncio
 from aiordma.bench.plan import Work
+from aiordma.bench.rdmacm_utils import STREAM_BUFFER
 from aiordma.bench.sample import Sample
 from aiordma.bench.workers.timing import time_all, time_round_trips
 
 DONE = b"done"
 READ_SIZE = 1 << 18
-LARGE_BUFFERS = aiordma.StreamOptions(send_buffer=4 << 20, recv_buffer=4 << 20)
-"""The buffers for bandwidth: a sender waits less often for the peer to read."""
+LARGE_BUFFERS = aiordma.StreamOptions(send_buffer=STREAM_BUFFER, recv_buffer=STREAM_BUFFER)
+"""The buffers for bandwidth."""
 
 
 def options_for(work: Work) -> aiordma.StreamOptions:
