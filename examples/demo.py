@@ -6,6 +6,7 @@ The exit code is 0 only if the echo was right. `make demo` runs this program, in
 machine has no RDMA device.
 """
 
+import contextlib
 import pathlib
 import signal
 import subprocess
@@ -40,6 +41,19 @@ def start_server(host: str) -> tuple["subprocess.Popen[str]", str]:
     return server, announcement.split()[-1]
 
 
+def stop(server: "subprocess.Popen[str]") -> int:
+    """Press Ctrl-C for the server until it ends; return its exit code.
+
+    asyncio.run() can miss a signal that comes just before its loop sleeps.
+    """
+    for _ in range(TIMEOUT):
+        server.send_signal(signal.SIGINT)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return server.wait(1)
+    server.kill()
+    return server.wait()
+
+
 def main() -> None:
     address = pick_address()
     print(f"device: {address.device} ({address.transport.name}) at {address.host}", flush=True)
@@ -48,8 +62,7 @@ def main() -> None:
         client = [sys.executable, str(HERE / "echo_client.py"), address.host, port]
         client_code = subprocess.run(client, timeout=TIMEOUT, check=False).returncode
     finally:
-        server.send_signal(signal.SIGINT)
-        server_code = server.wait(TIMEOUT)
+        server_code = stop(server)
     if client_code or server_code:
         sys.exit(f"demo: FAILED (client {client_code}, server {server_code})")
     print("demo: the echo was right")

@@ -68,8 +68,12 @@ class _Times(NamedTuple):
     """Seconds that this thread has run, has waited for a processor, or was allowed to block."""
 
     @classmethod
-    def now(cls) -> _Times:
-        ran, queued, _ = Path("/proc/thread-self/schedstat").read_text().split()
+    def now(cls, schedstat: int) -> _Times:
+        """Return those of the thread whose schedstat this is: an open file, see proc(5).
+
+        A test can have used up all descriptors.
+        """
+        ran, queued, _ = os.pread(schedstat, 1000, 0).split()
         return cls(time.monotonic(), (int(ran) + int(queued)) / 1e9 + _allowed)
 
 
@@ -77,7 +81,6 @@ class BlockingDetector:
     """A detector for the thread that creates it, which calls tick() every INTERVAL seconds."""
 
     def __init__(self) -> None:
-        self._last = _Times.now()
         self._longest = 0.0
         self._longest_where = ""
         self._where = ""
@@ -86,13 +89,14 @@ class BlockingDetector:
         # Opened once and closed in stop(): the fixture no_leaks counts descriptors.
         task = f"/proc/self/task/{threading.get_native_id()}"
         self._files = [os.open(f"{task}/{name}", os.O_RDONLY | os.O_CLOEXEC) for name in _STATE]
+        self._last = _Times.now(self._files[0])
         self._stopped = threading.Event()
         self._watcher = threading.Thread(target=self._watch, daemon=True)
         self._watcher.start()
 
     def tick(self) -> None:
         """Note if the thread was blocked since the last tick."""
-        now = _Times.now()
+        now = _Times.now(self._files[0])
         was_seen = self._most_samples >= SAMPLES
         limit = LIMIT if was_seen else GIL_LIMIT
         asleep = (now.wall - self._last.wall) - (now.accounted - self._last.accounted) - INTERVAL

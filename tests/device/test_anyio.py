@@ -204,12 +204,13 @@ async def test_a_message_larger_than_the_peers_buffers_breaks_both_streams(
         with pytest.raises(BrokenResourceError, match="RECV failed") as caught:
             await far.receive()
         assert type(caught.value.__cause__) is WorkRequestError
-        with pytest.raises(BrokenResourceError) as caught:
+        # The end of the connection can overtake the answer of the far device.
+        with pytest.raises((BrokenResourceError, EndOfStream)) as ended:
             await near.receive()
-        assert type(caught.value.__cause__) is WorkRequestError
+        assert type(ended.value.__cause__) in (WorkRequestError, PeerClosed)
         with pytest.raises(BrokenResourceError) as caught:
             await near.send(b"x")
-        assert type(caught.value.__cause__) is WorkRequestError
+        assert type(caught.value.__cause__) in (WorkRequestError, PeerClosed)
 
 
 async def test_a_receive_overrun_breaks_the_stream(address: DeviceAddress) -> None:

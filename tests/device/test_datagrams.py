@@ -454,9 +454,12 @@ async def test_cancelling_at_any_moment_leaks_nothing(address: DeviceAddress) ->
             await one.send_to(peer, b"y")
             await other.send_to((await other.recv_from()).peer, b"z")
 
-    begin = loops.now()
-    await use_endpoints()
-    duration = loops.now() - begin
+    durations = []
+    for _ in range(3):  # one can be interrupted for long
+        begin = loops.now()
+        await use_endpoints()
+        durations.append(loops.now() - begin)
+    duration = min(durations)
     for moment in range(MOMENTS):
         task = loops.create_task(use_endpoints())
         # Time is the subject: it selects the moment. The moments cover the measured duration.

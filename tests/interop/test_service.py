@@ -51,7 +51,7 @@ class Service:
 @contextlib.asynccontextmanager
 async def service(address: DeviceAddress, database: Path, port: int = 0) -> AsyncIterator[Service]:
     arguments = [address.host, str(port), "--database", str(database), "--monitor", "0"]
-    async with running("service", *arguments) as process:
+    async with running("service", *arguments, "--grace", "600") as process:
         first, second = [await next_line(process.stdout) for _ in range(2)]
         monitor = second.removeprefix("monitor: ").removesuffix("metrics")
         yield Service(process, int(first.removeprefix("listening on port ")), monitor)

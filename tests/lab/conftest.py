@@ -34,7 +34,7 @@ def lab_run(
 ) -> subprocess.CompletedProcess[bytes]:
     """Run a command in the lab and wait until it ends."""
     argv, env = [*LAB_RUN, *options, "--", *command], environment() if env is None else env
-    return subprocess.run(argv, input=stdin, capture_output=True, cwd=cwd, env=env, timeout=150)
+    return subprocess.run(argv, input=stdin, capture_output=True, cwd=cwd, env=env, timeout=600)
 
 
 def children(pid: int) -> list[int]:

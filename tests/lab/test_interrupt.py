@@ -38,7 +38,7 @@ def test_ctrl_c_in_a_terminal_interrupts_the_command(start: Start) -> None:
     assert b"terminal\r\n" in read_until(ours, b"ready\r\n")
     os.write(ours, b"\x03")
     read_until(ours, b"interrupted\r\n")
-    assert process.wait(60) == 5
+    assert process.wait(600) == 5
     os.close(ours)
 
 
@@ -54,7 +54,7 @@ def test_one_sigint_goes_to_the_command_and_two_in_a_row_end_the_lab(start: Star
     assert process.poll() is None
     interrupt_until_it_ends(process)
 
-    assert process.wait(60) == 128 + signal.SIGINT
+    assert process.wait(600) == 128 + signal.SIGINT
     assert not is_running(qemu)
 
 
@@ -76,6 +76,6 @@ def test_signal_to_the_lab_leaves_no_process(start: Start, number: signal.Signal
 
     process.send_signal(number)
 
-    code = process.wait(60)
+    code = process.wait(600)
     assert code == (128 + number if number == signal.SIGTERM else -number)
     wait_until(lambda: not is_running(qemu))

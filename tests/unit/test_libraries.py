@@ -130,7 +130,7 @@ def run_python(code: str, **variables: str) -> str:
     ended = subprocess.run(
         [sys.executable, "-u", "-c", PROLOGUE + code],
         env={**os.environ, **variables},
-        timeout=30,
+        timeout=600,
         capture_output=True,
         text=True,
     )
