@@ -82,7 +82,7 @@ class Inbox:
         """
         event = self._protocol.received(message.data)
         if isinstance(event, EagerMessage):
-            message.wrap_owner(self._with_credit)
+            message._wrap_owner(self._with_credit)
             self.messages.append(EagerArrival(message, event))
         else:
             message.release()

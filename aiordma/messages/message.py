@@ -89,8 +89,8 @@ class Message(BufferExporter):
         del self._exported
         buffer_owner.release()
 
-    def wrap_owner(self, wrap: Callable[[BufferOwner], BufferOwner]) -> None:
-        """Have `wrap(owner)` take the buffer back, in place of `owner`. Not for users."""
+    def _wrap_owner(self, wrap: Callable[[BufferOwner], BufferOwner]) -> None:
+        """Have `wrap(owner)` take the buffer back, in place of `owner`. For message streams."""
         if self._buffer_owner is not None:
             self._buffer_owner = wrap(self._buffer_owner)
 
