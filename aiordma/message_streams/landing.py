@@ -13,7 +13,6 @@ from aiordma.message_streams.frames import parts_for
 from aiordma.message_streams.protocol import AnnouncedMessage
 from aiordma.message_streams.rendezvous import read_frames
 from aiordma.message_streams.wire import Result
-from aiordma.messages.message import STILL_EXPORTED
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
@@ -153,16 +152,6 @@ class Landing:
         assert self._region is not None
         return bytes(memoryview(self._region)[: self._message.nbytes])
 
-    def release_if_unused(self) -> None:
-        """Give the memory back, unless the user still has a view of it.
-
-        Raises:
-            BufferError: the user has one. The memory is not given back.
-        """
-        if self._region is not None and self._region.has_views:
-            raise BufferError(STILL_EXPORTED)
-        self.release()
-
     def release(self) -> None:
         """Give the memory back: the message is not used any more.
 
@@ -210,12 +199,15 @@ class LandingPool:
         return await self._connection.allocate(class_of(nbytes), self._connection.read_access)
 
     def take_kept(self, nbytes: int) -> MemoryRegion | None:
-        """Return a region that was given back, of at least `nbytes` bytes, or None."""
+        """Return a region that was given back, of at least `nbytes` bytes, or None.
+
+        The user can still have a slice of a frame in a region. That region is not used then.
+        """
         self._is_used = True
         size = class_of(nbytes)
         free = self._free
         for index in range(len(free) - 1, -1, -1):
-            if free[index].length == size:
+            if free[index].length == size and not free[index].has_views:
                 self.nbytes -= size
                 return free.pop(index)
         return None

@@ -141,7 +141,7 @@ class MessageReceiver:
             views = tuple([part.view for part in landing.parts])
             del self._landings[arrival.number]
             self._count(arrival.nbytes)
-            return ReceivedMessage(views, landing.release_if_unused)
+            return ReceivedMessage(views, landing.release)
 
     async def recv_into(self, buffer: Frame, progress: Progress | None) -> int:
         """Receive a message into a buffer: see MessageStream.recv_into()."""

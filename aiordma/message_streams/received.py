@@ -68,9 +68,12 @@ class ReceivedMessage(ContextManagerMixin):
     def release(self) -> None:
         """Release the memory; the frames cannot be read any more. Idempotent.
 
+        A slice of a frame can be read as long as it exists, if the message is a large one.
+
         Raises:
-            BufferError: a frame is still in use, for example by a slice of it or by a numpy array.
-                The message is not released then, but frames can be, which cannot be read any more.
+            BufferError: a frame is still in use, for example by a numpy array; or a slice of a
+                frame exists, if the message is a small one, which is in a receive buffer. The
+                message is not released then, but frames can be, which cannot be read any more.
         """
         frames = self._frames
         if frames is None:
