@@ -104,11 +104,11 @@ class SharedReceives:
         of its messages may be left. siw uses the lowest free number.
         """
         with self._removed:
-            while not (
-                self._removed.wait_for(lambda: qp_num not in self._consumers, CLOSED_LOOP_SECONDS)
-                or self._loop.is_closed()
+            while not self._removed.wait_for(
+                lambda: qp_num not in self._consumers, CLOSED_LOOP_SECONDS
             ):
-                pass
+                if self._loop.is_closed():
+                    break
             self._consumers[qp_num] = consumer
             self._loop_device.dispatcher.consumers[qp_num] = key
 
