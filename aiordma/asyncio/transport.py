@@ -71,12 +71,11 @@ class StreamTransport(asyncio.Transport):
         self._paused = False
         self._eof_wanted = False
         self._eof_sent = False
-        self._cannot_send = False
         self._closing = False
         self._lost = False
         self._closing_task: asyncio.Task[None] | None = None
         self._ended = False
-        # The reason why nothing can be sent any more.
+        # The reason why nothing can be sent any more; None while it can.
         self._sending_error: RdmaError | None = None
         self.set_protocol(protocol)
 
@@ -147,9 +146,9 @@ class StreamTransport(asyncio.Transport):
                 self._schedule()
         buffer = self._buffer
         has_work = buffer.size or buffer.paused or self._eof_wanted or self._closing
-        if has_work and not (self._lost or self._cannot_send):
+        if has_work and not self._lost and self._sending_error is None:
             self._flush()
-        if buffer.size and not self._cannot_send:
+        if buffer.size and self._sending_error is None:
             self.core.notify_sendable()
 
     # --- reading ---
@@ -232,7 +231,7 @@ class StreamTransport(asyncio.Transport):
         """
         if self._eof_wanted:
             raise RuntimeError("Cannot call write() after write_eof()")
-        if self._lost or self._closing or self._cannot_send:
+        if self._lost or self._closing or self._sending_error is not None:
             return  # as asyncio transports, a closed transport ignores writes
         if not self._buffer.size:
             posted = self._fast_path.send(data)
@@ -267,7 +266,7 @@ class StreamTransport(asyncio.Transport):
 
     def write_eof(self) -> None:
         """Finish sending, behind the data written before. Idempotent."""
-        if self._eof_wanted or self._closing or self._cannot_send:
+        if self._eof_wanted or self._closing or self._sending_error is not None:
             return
         self._eof_wanted = True
         self._flush()
@@ -308,7 +307,6 @@ class StreamTransport(asyncio.Transport):
         If the protocol reads, the received data is passed to it first; reading then ends with the
         reason. Otherwise the connection is ended at once.
         """
-        self._cannot_send = True
         self._sending_error = error
         self._buffer.clear()
         if self.is_reading() and self._receiver.is_readable():
@@ -320,7 +318,7 @@ class StreamTransport(asyncio.Transport):
 
     def is_closing(self) -> bool:
         """Return True if the transport is closed or closing, or cannot send any more."""
-        return self._closing or self._lost or self._cannot_send
+        return self._closing or self._lost or self._sending_error is not None
 
     def close(self) -> None:
         """Send the data that waits, then close. No more data is received. Idempotent.

@@ -49,6 +49,14 @@ def make_qp(cm_id: BaseCmId) -> None:
     cm_id.make_qp(SMALL)
 
 
+async def send_one(active: BaseCmId, passive: BaseCmId) -> None:
+    """Send a message of 16 bytes. Its completion is in the receive queue of `passive`."""
+    sent, received = await active.reg_read(bytes(16)), await passive.reg_msgs(bytearray(16))
+    passive.cm_id.post_recv(7, received, 0, 16)
+    active.cm_id.post_send(8, sent, 0, 16)
+    await loops.sleep(1)
+
+
 @asynccontextmanager
 async def listening(
     simulation: Simulation, port_space: PortSpace = PortSpace.TCP, backlog: int = 0

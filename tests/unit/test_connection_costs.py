@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 
 import loops
 import pytest
@@ -27,6 +28,23 @@ async def keep_open(connection: Connection) -> None:
         pass
 
 
+@asynccontextmanager
+async def memory_kept(simulation: Simulation) -> AsyncIterator[str]:
+    """Serve, with a connection that stays open, and one that was closed and whose memory is kept.
+
+    Yield the host.
+    """
+    host = simulation.far.host
+    async with aiordma.listen(host, PORT) as listener:
+        serving = loops.create_task(listener.serve(keep_open))
+        async with aiordma.connect(host, PORT):
+            async with aiordma.connect(host, PORT):
+                await loops.sleep(1)
+            await loops.sleep(1)
+            yield host
+        await loops.cancel(serving)
+
+
 async def test_connecting_and_closing_takes_no_worker_threads(
     simulation: Simulation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -42,19 +60,12 @@ async def test_connecting_and_closing_takes_no_worker_threads(
         jobs += 1
         submit(pool, job)
 
-    host = simulation.far.host
-    async with aiordma.listen(host, PORT) as listener:
-        serving = loops.create_task(listener.serve(keep_open))
+    async with memory_kept(simulation) as host:
+        monkeypatch.setattr(WorkerPool, "submit", count)
         async with aiordma.connect(host, PORT):
-            async with aiordma.connect(host, PORT):  # its memory is used again
-                await loops.sleep(1)
             await loops.sleep(1)
-            monkeypatch.setattr(WorkerPool, "submit", count)
-            async with aiordma.connect(host, PORT):
-                await loops.sleep(1)
-            await loops.sleep(1)
-            assert jobs == (2 if simulation.near.is_iwarp else 0)
-        await loops.cancel(serving)
+        await loops.sleep(1)
+        assert jobs == (2 if simulation.near.is_iwarp else 0)
 
 
 async def greet(connection: Connection) -> None:
@@ -120,22 +131,15 @@ async def test_a_queue_pair_that_is_never_made_keeps_no_memory(
     simulation: Simulation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All completion queues are full, and the worker that would make another one fails."""
-    host = simulation.far.host
-    async with aiordma.listen(host, PORT) as listener:
-        serving = loops.create_task(listener.serve(keep_open))
-        async with aiordma.connect(host, PORT):
-            async with aiordma.connect(host, PORT):  # its memory is used again
-                await loops.sleep(1)
-            await loops.sleep(1)
-            before = len(simulation.world.all(Region))
-            with monkeypatch.context() as patch:
-                patch.setattr(LoopDevice, "try_reserve", lambda *arguments: None)
-                patch.setattr(MessageDataPath, "prepare", fail)
-                with pytest.raises(aiordma.VerbsError):
-                    await aiordma.connect(host, PORT)
-            await loops.sleep(1)
-            assert len(simulation.world.all(Region)) <= before
-        await loops.cancel(serving)
+    async with memory_kept(simulation) as host:
+        before = len(simulation.world.all(Region))
+        with monkeypatch.context() as patch:
+            patch.setattr(LoopDevice, "try_reserve", lambda *arguments: None)
+            patch.setattr(MessageDataPath, "prepare", fail)
+            with pytest.raises(aiordma.VerbsError):
+                await aiordma.connect(host, PORT)
+        await loops.sleep(1)
+        assert len(simulation.world.all(Region)) <= before
 
 
 def fail(data_path: MessageDataPath) -> None:

@@ -479,10 +479,7 @@ async def test_a_disconnect_on_iwarp_is_made_by_another_thread(simulation: Simul
 
 async def test_a_completion_before_the_queue_is_armed_is_found(simulation: Simulation) -> None:
     async with connected(simulation) as (active, passive):
-        sent, received = await active.reg_read(bytes(16)), await passive.reg_msgs(bytearray(16))
-        passive.cm_id.post_recv(7, received, 0, 16)
-        active.cm_id.post_send(8, sent, 0, 16)
-        await loops.sleep(1)
+        await steps.send_one(active, passive)
         for queue in simulation.world.all(CompletionQueue):  # the first poll finds nothing
             queue.pointer.hidden_until = queue.pointer.polls + 2
         assert (await passive.get_recv_comp()).check().byte_len == 16

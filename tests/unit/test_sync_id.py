@@ -11,7 +11,17 @@ from unittest.mock import Mock
 import loops
 import pytest
 from simulator import Simulation
-from simulator.ids import SMALL, accept, connect, connected, listening, requested, resolved, target
+from simulator.ids import (
+    SMALL,
+    accept,
+    connect,
+    connected,
+    listening,
+    requested,
+    resolved,
+    send_one,
+    target,
+)
 
 from aiordma import AddrInfo, BusyError, DeviceRemoved, LocalClosed, Rejected, VerbsError
 from aiordma.cm import AsyncCmId, CmState, SyncCmId
@@ -185,10 +195,7 @@ async def test_requests_of_an_endpoint_use_its_domain(simulation: Simulation) ->
 
 async def test_completions_that_no_task_has_taken_migrate(simulation: Simulation) -> None:
     async with connected(simulation) as (active, passive):
-        sent, received = await active.reg_read(bytes(16)), await passive.reg_msgs(bytearray(16))
-        passive.cm_id.post_recv(7, received, 0, 16)
-        active.cm_id.post_send(8, sent, 0, 16)
-        await loops.sleep(1)
+        await send_one(active, passive)
         completion = passive.cm_id.recv_queue().poll()  # as the thread of a cancelled wait does
         assert completion is not None
         passive._own_completions()._received.unread.append(completion)
