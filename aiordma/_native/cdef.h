@@ -688,6 +688,7 @@ enum {
 	AIORDMA_DISCONNECT,
 	AIORDMA_DESTROY_ID,
 	AIORDMA_DESTROY_QP,
+	AIORDMA_CONNECT,
 	...
 };
 struct aiordma_ended_calls;
@@ -721,6 +722,7 @@ void aiordma_make_id_calls(struct aiordma_id_calls *calls);
 void aiordma_submit_id_calls(struct aiordma_id_calls *calls, struct aiordma_ended_calls *ended);
 void aiordma_own_id_calls(struct aiordma_id_calls *calls, struct aiordma_ended_calls *ended);
 void aiordma_run_id_calls(struct aiordma_id_calls *calls);
+int aiordma_destroy_id(struct rdma_cm_id *id);
 
 int aiordma_get_cm_events(struct rdma_event_channel *channel, struct aiordma_cm_event *events,
 			  int capacity);

@@ -81,6 +81,8 @@ static void copy_event(struct aiordma_cm_event *out, const struct rdma_cm_event 
  * before the next is read. So no caller has an unacknowledged event: rdma_destroy_id(),
  * rdma_migrate_id() and rdma_leave_multicast() wait for acknowledgements.
  *
+ * An id that connects when its route is resolved does that here: see `struct aiordma_id_calls`.
+ *
  * Returns the number of events read (0: there are none), or -1 with errno.
  */
 int aiordma_get_cm_events(struct rdma_event_channel *channel, struct aiordma_cm_event *events,
@@ -98,7 +100,9 @@ int aiordma_get_cm_events(struct rdma_event_channel *channel, struct aiordma_cm_
 				return count;
 			return count ? count : -1;
 		}
-		copy_event(&events[count++], event, errno);
+		if (event->event != RDMA_CM_EVENT_ROUTE_RESOLVED ||
+		    !aiordma_connect_resolved(event->id))
+			copy_event(&events[count++], event, errno);
 		rdma_ack_cm_event(event);
 	}
 	return count;

@@ -79,6 +79,7 @@ enum {
 	AIORDMA_DISCONNECT = 1 << 4,
 	AIORDMA_DESTROY_ID = 1 << 5,
 	AIORDMA_DESTROY_QP = 1 << 6,
+	AIORDMA_CONNECT = 1 << 7, /* when the event ROUTE_RESOLVED is read */
 };
 
 /*
@@ -100,7 +101,7 @@ struct aiordma_id_calls {
 	int slots;
 	/* rdma_resolve_route() */
 	int timeout_ms;
-	/* rdma_accept(); `private_data` is the memory for that of the parameters */
+	/* rdma_accept() or rdma_connect(); `private_data` is memory for that of the parameters */
 	struct rdma_conn_param parameters;
 	char private_data[256];
 	/* ibv_destroy_qp() */
@@ -114,6 +115,7 @@ struct aiordma_id_calls {
 	int is_dropped;
 	struct aiordma_ended_calls *ended;
 	struct aiordma_id_calls *next;
+	struct aiordma_id_calls *next_awaiting; /* the event ROUTE_RESOLVED */
 };
 
 struct aiordma_ended_calls *aiordma_new_ended_calls(void);
@@ -126,6 +128,8 @@ void aiordma_make_id_calls(struct aiordma_id_calls *calls);
 void aiordma_submit_id_calls(struct aiordma_id_calls *calls, struct aiordma_ended_calls *ended);
 void aiordma_own_id_calls(struct aiordma_id_calls *calls, struct aiordma_ended_calls *ended);
 void aiordma_run_id_calls(struct aiordma_id_calls *calls);
+int aiordma_connect_resolved(struct rdma_cm_id *id);
+int aiordma_destroy_id(struct rdma_cm_id *id);
 
 int aiordma_get_cm_events(struct rdma_event_channel *channel, struct aiordma_cm_event *events,
 			  int capacity);

@@ -12,6 +12,7 @@
 #include <sched.h>
 #include <signal.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/eventfd.h>
 #include <time.h>
 #include <unistd.h>
@@ -41,8 +42,11 @@ struct pool {
 static struct pool pools[2];
 static pthread_once_t pools_once = PTHREAD_ONCE_INIT;
 
-/* Guards `cell` and `is_dropped` of all calls. */
+/* Guards `cell` and `is_dropped` of all calls, and the list below. */
 static pthread_mutex_t ownership = PTHREAD_MUTEX_INITIALIZER;
+
+/* The calls whose ids connect when their route is resolved, linked by `next_awaiting`. */
+static struct aiordma_id_calls *awaiting_route;
 
 static void reset_ownership(void)
 {
@@ -152,6 +156,91 @@ struct aiordma_id_calls *aiordma_new_id_calls(struct rdma_cm_id *id)
 	return calls;
 }
 
+/* Note the error of a call: an errno, or -1 with errno. Returns 0 if there is none. */
+static int failed(struct aiordma_id_calls *calls, int call, int result)
+{
+	if (!result)
+		return 0;
+	calls->failed = call;
+	calls->error = result == -1 ? errno : positive(result);
+	return 1;
+}
+
+/* Return the link to the calls of `id` that await its route; the last link if there are none. */
+static struct aiordma_id_calls **link_of(struct rdma_cm_id *id)
+{
+	struct aiordma_id_calls **link = &awaiting_route;
+
+	while (*link && (*link)->id != id)
+		link = &(*link)->next_awaiting;
+	return link;
+}
+
+static void await_route(struct aiordma_id_calls *calls)
+{
+	pthread_mutex_lock(&ownership);
+	if (!calls->is_dropped) {
+		calls->next_awaiting = awaiting_route;
+		awaiting_route = calls;
+	}
+	pthread_mutex_unlock(&ownership);
+}
+
+/* Remove the calls of `id` that await its route, and return them; NULL if there are none. */
+static struct aiordma_id_calls *remove_awaiting(struct rdma_cm_id *id)
+{
+	struct aiordma_id_calls **link = link_of(id), *calls = *link;
+
+	if (calls)
+		*link = calls->next_awaiting;
+	return calls;
+}
+
+static void forget_route(struct rdma_cm_id *id)
+{
+	pthread_mutex_lock(&ownership);
+	remove_awaiting(id);
+	pthread_mutex_unlock(&ownership);
+}
+
+/*
+ * Connect an id whose calls ask for that: the event ROUTE_RESOLVED was read, and is not
+ * acknowledged yet, so that the id exists. Returns 1 if rdma_connect() has succeeded. Python then
+ * does not need the event.
+ */
+int aiordma_connect_resolved(struct rdma_cm_id *id)
+{
+	struct rdma_conn_param parameters;
+	struct aiordma_id_calls *calls;
+	char private_data[256];
+	int is_wanted, result;
+
+	pthread_mutex_lock(&ownership);
+	calls = *link_of(id);
+	is_wanted = calls && !calls->is_cancelled;
+	if (is_wanted) {
+		parameters = calls->parameters;
+		memcpy(private_data, calls->private_data, sizeof(private_data));
+		parameters.private_data = private_data;
+	}
+	pthread_mutex_unlock(&ownership);
+	if (!is_wanted)
+		return 0;
+	result = rdma_connect(id, &parameters);
+	pthread_mutex_lock(&ownership);
+	calls = remove_awaiting(id); /* NULL if they were dropped meanwhile */
+	if (calls)
+		failed(calls, AIORDMA_CONNECT, result);
+	pthread_mutex_unlock(&ownership);
+	return !result;
+}
+
+int aiordma_destroy_id(struct rdma_cm_id *id)
+{
+	forget_route(id); /* another id can have the address soon */
+	return rdma_destroy_id(id);
+}
+
 /*
  * Free calls that Python does not use any more. If they are under way, they are freed at their end:
  * by their thread, or by aiordma_take_ended_calls() if they are in its list already.
@@ -163,6 +252,8 @@ void aiordma_free_id_calls(struct aiordma_id_calls *calls)
 	pthread_mutex_lock(&ownership);
 	is_under_way = calls->is_under_way;
 	calls->is_dropped = 1;
+	if (*link_of(calls->id) == calls)
+		remove_awaiting(calls->id);
 	calls->cell = NULL;
 	pthread_mutex_unlock(&ownership);
 	if (!is_under_way)
@@ -197,16 +288,6 @@ static int post_receives(struct aiordma_id_calls *calls)
 	return error;
 }
 
-/* Note the error of a call: an errno, or -1 with errno. Returns 0 if there is none. */
-static int failed(struct aiordma_id_calls *calls, int call, int result)
-{
-	if (!result)
-		return 0;
-	calls->failed = call;
-	calls->error = result == -1 ? errno : positive(result);
-	return 1;
-}
-
 /*
  * Make the calls in order, until one fails. A queue pair is also destroyed if its id could not be:
  * `failed` and `error` are then those of the last failure.
@@ -220,9 +301,14 @@ void aiordma_make_id_calls(struct aiordma_id_calls *calls)
 	if (calls->calls & AIORDMA_POST_RECV &&
 	    failed(calls, AIORDMA_POST_RECV, post_receives(calls)))
 		return;
+	if (calls->calls & AIORDMA_CONNECT)
+		await_route(calls); /* the event can be read before rdma_resolve_route() returns */
 	if (calls->calls & AIORDMA_RESOLVE_ROUTE &&
-	    failed(calls, AIORDMA_RESOLVE_ROUTE, rdma_resolve_route(calls->id, calls->timeout_ms)))
+	    failed(calls, AIORDMA_RESOLVE_ROUTE,
+		   rdma_resolve_route(calls->id, calls->timeout_ms))) {
+		forget_route(calls->id);
 		return;
+	}
 	if (calls->calls & AIORDMA_ACCEPT &&
 	    failed(calls, AIORDMA_ACCEPT, rdma_accept(calls->id, &calls->parameters)))
 		return;
@@ -230,7 +316,7 @@ void aiordma_make_id_calls(struct aiordma_id_calls *calls)
 	    failed(calls, AIORDMA_DISCONNECT, rdma_disconnect(calls->id)))
 		return;
 	if (calls->calls & AIORDMA_DESTROY_ID)
-		failed(calls, AIORDMA_DESTROY_ID, rdma_destroy_id(calls->id));
+		failed(calls, AIORDMA_DESTROY_ID, aiordma_destroy_id(calls->id));
 	if (calls->calls & AIORDMA_DESTROY_QP)
 		failed(calls, AIORDMA_DESTROY_QP, aiordma_destroy_qp(calls->qp));
 }

@@ -73,7 +73,7 @@ _CHANGES_ADDRESS = frozenset({CmState.IDLE, CmState.ADDR_BOUND, CmState.ADDR_QUE
 # connect() and accept() end in one of these. Before the task runs, the peer might have left, or a
 # malformed message might have ended the connection here. In RESPONDED the id has no queue pair,
 # and the user moves one.
-_CONNECTED = (
+CONNECTED = (
     CmState.CONNECTED,
     CmState.DISCONNECTING,
     CmState.DISCONNECTED,
@@ -285,7 +285,7 @@ class BaseCmId(AsyncContextManagerMixin, ABC):
         peer = destination.pair[0]
         step = Step(
             CmCall.RESOLVE_ADDR,
-            lambda: self.handle.cm_id.resolve_addr(source, destination, _milliseconds(timeout)),
+            lambda: self.handle.cm_id.resolve_addr(source, destination, milliseconds(timeout)),
             None,
             translate=lambda error: _query_error(CmEventType.ADDR_ERROR, error, peer),
         )
@@ -306,7 +306,7 @@ class BaseCmId(AsyncContextManagerMixin, ABC):
             RouteError: there is no route.
             VerbsError: one of `calls` has failed.
         """
-        timeout_ms = _milliseconds(timeout)
+        timeout_ms = milliseconds(timeout)
         calls = calls or self._new_calls()
         if calls is not None:
             calls.resolve_route(timeout_ms)
@@ -336,7 +336,7 @@ class BaseCmId(AsyncContextManagerMixin, ABC):
             raise self._state.error(self.peer_address[0], CmState.ROUTE_RESOLVED)
 
     def _route_error(self, error: VerbsError) -> Exception:
-        if error.function in ("rdma_create_qp", "ibv_post_recv"):
+        if error.function in ("rdma_create_qp", "ibv_post_recv", "rdma_connect"):
             return error
         return _query_error(CmEventType.ROUTE_ERROR, error, self.peer_address[0])
 
@@ -379,7 +379,7 @@ class BaseCmId(AsyncContextManagerMixin, ABC):
             prepare,
             lambda error: error_for_iwarp_connect(error, self._peer_name()) if iwarp else error,
         )
-        await self._perform_to(step, *_CONNECTED)
+        await self._perform_to(step, *CONNECTED)
 
     def establish(self) -> None:
         """Confirm the connection of a queue pair that the caller itself moved: rdma_establish(3).
@@ -442,7 +442,7 @@ class BaseCmId(AsyncContextManagerMixin, ABC):
                 raise self._state.error(self._peer_name(), CmState.CONNECTED)
             self._state.move(CmState.CONNECTED)  # datagrams have no ESTABLISHED event here
         else:
-            await self._perform_to(step, *_CONNECTED)
+            await self._perform_to(step, *CONNECTED)
 
     def _prepare_answer(self, prepare: Callable[[], None]) -> None:
         """Call `prepare`. Its failure is the only sign that the peer gave up meanwhile."""
@@ -882,6 +882,6 @@ def _query_error(kind: CmEventType, error: VerbsError, peer: str) -> Exception:
     return failure
 
 
-def _milliseconds(seconds: float) -> int:
+def milliseconds(seconds: float) -> int:
     # rdma_resolve_route() rejects 0.
     return max(1, min(round(seconds * 1000), 2**31 - 1))

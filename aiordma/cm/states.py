@@ -8,6 +8,9 @@ A failed query returns to a state in which it can be repeated (ADDR_BOUND, ADDR_
 connect cannot be repeated on the same id (FAILED). An id without a queue pair stops in RESPONDED.
 The user then moves a queue pair and calls establish().
 
+resolve_and_connect() leads from ADDR_RESOLVED to CONNECTING: C calls rdma_connect() in place of the
+event ROUTE_RESOLVED. This event arrives in CONNECTING only if that has failed.
+
 Passive side: a listener goes IDLE -> ADDR_BOUND -> LISTENING and stays there. Each CONNECT_REQUEST
 contains a new id, in state REQUESTED:
 
@@ -72,6 +75,7 @@ class CmCall(Enum):
     RESOLVE_ADDR = auto()
     RESOLVE_ROUTE = auto()
     CONNECT = auto()
+    RESOLVE_AND_CONNECT = auto()
     ESTABLISH = auto()
     LISTEN = auto()
     ACCEPT = auto()
@@ -88,7 +92,10 @@ CALLS: dict[CmState, dict[CmCall, CmState]] = {
         _C.LISTEN: _S.LISTENING,
     },
     _S.ADDR_BOUND: {_C.RESOLVE_ADDR: _S.ADDR_QUERY, _C.LISTEN: _S.LISTENING},
-    _S.ADDR_RESOLVED: {_C.RESOLVE_ROUTE: _S.ROUTE_QUERY},
+    _S.ADDR_RESOLVED: {
+        _C.RESOLVE_ROUTE: _S.ROUTE_QUERY,
+        _C.RESOLVE_AND_CONNECT: _S.CONNECTING,
+    },
     _S.ROUTE_RESOLVED: {_C.CONNECT: _S.CONNECTING},
     _S.RESPONDED: {_C.ESTABLISH: _S.CONNECTED},
     _S.REQUESTED: {_C.ACCEPT: _S.ACCEPTING, _C.REJECT: _S.REFUSED},
@@ -106,6 +113,8 @@ EVENTS: dict[CmState, dict[CmEventType, CmState]] = {
         _E.ROUTE_ERROR: _S.ADDR_RESOLVED,
     },
     _S.CONNECTING: {
+        _E.ROUTE_RESOLVED: _S.ROUTE_RESOLVED,
+        _E.ROUTE_ERROR: _S.ADDR_RESOLVED,
         _E.ESTABLISHED: _S.CONNECTED,
         _E.CONNECT_RESPONSE: _S.RESPONDED,
         _E.REJECTED: _S.FAILED,

@@ -140,8 +140,9 @@ class Endpoint(Generic[D_co]):
             calls = IdCalls(self.cm.cm_id)
             if not self._add_prepare(calls):
                 await self.cm.handle.call(self._prepare)
-            await self.cm.resolve_route(timeout=options.resolve_timeout, calls=calls)
-            await self.cm.connect(parameters)
+            await self.cm.resolve_and_connect(
+                parameters, timeout=options.resolve_timeout, calls=calls
+            )
         else:
             await self.cm.connect(parameters, self._prepare)
         reply = self.cm.established

@@ -950,7 +950,7 @@ class CmId:
             pointer.srq = ffi.NULL  # OwnObjects destroys it
             lib.rdma_destroy_ep(pointer)
         else:
-            check(lib.rdma_destroy_id(pointer), "rdma_destroy_id")
+            check(lib.aiordma_destroy_id(pointer), "rdma_destroy_id")
 
 
 def _context(wr_id: int) -> VoidPtr:

@@ -23,6 +23,7 @@ _FUNCTIONS = {
     lib.AIORDMA_DISCONNECT: "rdma_disconnect",
     lib.AIORDMA_DESTROY_ID: "rdma_destroy_id",
     lib.AIORDMA_DESTROY_QP: "ibv_destroy_qp",
+    lib.AIORDMA_CONNECT: "rdma_connect",
 }
 
 
@@ -86,17 +87,32 @@ class IdCalls:
         self.pointer.timeout_ms = timeout_ms
         self.pointer.calls |= lib.AIORDMA_RESOLVE_ROUTE
 
+    def connect(self, parameters: ConnectionParameters) -> None:
+        """Add CmId.connect(), for EventChannel.get_events() to make it in place of an event.
+
+        resolve_route() is one of the calls. If connecting fails, get_events() returns the event
+        ROUTE_RESOLVED, and check() raises the error. The calls have ended before that.
+
+        Raises:
+            ValueError: the private data is longer than 255 bytes.
+        """
+        self._add_parameters(parameters)
+        self.pointer.calls |= lib.AIORDMA_CONNECT
+
     def accept(self, parameters: ConnectionParameters) -> None:
         """Add CmId.accept().
 
         Raises:
             ValueError: the private data is longer than 255 bytes.
         """
-        calls = self.pointer
-        data = parameters.private_data
+        self._add_parameters(parameters)
+        self.pointer.calls |= lib.AIORDMA_ACCEPT
+
+    def _add_parameters(self, parameters: ConnectionParameters) -> None:
+        calls, data = self.pointer, parameters.private_data
         fill_parameters(calls.parameters, parameters, calls.private_data)
-        ffi.memmove(calls.private_data, data, len(data))
-        calls.calls |= lib.AIORDMA_ACCEPT
+        if data:
+            ffi.memmove(calls.private_data, data, len(data))
 
     def disconnect(self) -> None:
         """Add CmId.disconnect()."""

@@ -15,7 +15,13 @@ from helpers import has_pending_event
 from aiordma import AsyncCmId, LocalClosed, PortSpace, SyncCmId
 from aiordma.cm import CmState
 from aiordma.enums import WcStatus
-from aiordma.rdmacm import AddrInfo, DeviceAddress, SocketAddress, parse_address
+from aiordma.rdmacm import (
+    AddrInfo,
+    ConnectionParameters,
+    DeviceAddress,
+    SocketAddress,
+    parse_address,
+)
 from aiordma.verbs import SharedReceiveQueueCaps
 
 GROUP = SocketAddress("239.20.30.60", 0)
@@ -74,6 +80,22 @@ async def test_id_can_be_closed_after_a_cancelled_connect_or_accept(
             await close(server)
         connecting.cancel()
         await loops.wait([connecting])
+        await close(client)
+
+
+@pytest.mark.awaits("AsyncCmId.resolve_and_connect")
+async def test_id_can_be_closed_after_a_cancelled_resolve_and_connect(
+    address: DeviceAddress,
+) -> None:
+    async with await listening(address, AsyncCmId) as listener, await AsyncCmId.create() as client:
+        await client.resolve_addr(parse_address(*listener.local_address))
+        await client.create_qp(SMALL)
+        connect = partial(client.resolve_and_connect, ConnectionParameters())
+        assert await cancelled(connect, begun=False)
+        connecting = loops.create_task(connect())
+        async with await listener.get_request():
+            connecting.cancel()
+            await loops.wait([connecting])
         await close(client)
 
 

@@ -13,12 +13,12 @@ from unittest.mock import patch
 import loops
 import pytest
 from simulator import Simulation
-from simulator.ids import make_qp, requested, resolved, target
+from simulator.ids import SMALL, accept, listening, make_qp, requested, resolved, target
 from simulator.world import Failure
 
 from aiordma._native import lib
 from aiordma.cm import AsyncCmId, CmState
-from aiordma.errors import BusyError, LocalClosed, VerbsError
+from aiordma.errors import BusyError, LocalClosed, RdmaError, RouteError, VerbsError
 from aiordma.rdmacm import ConnectionParameters, EndedCalls, IdCalls, id_calls
 
 DISCONNECT = "rdma_disconnect"
@@ -229,3 +229,62 @@ async def test_a_cancelled_call_delays_the_destruction_of_its_id(simulation: Sim
     assert log.index("rdma_resolve_route") < log.index("rdma_destroy_id")
     with pytest.raises(LocalClosed):
         await cm_id.resolve_route()
+
+
+async def test_an_id_connects_when_its_route_is_resolved(simulation: Simulation) -> None:
+    """C calls rdma_connect() in place of the event."""
+    async with listening(simulation) as listener, await resolved_address(simulation) as cm_id:
+        await cm_id.create_qp(SMALL)
+        task = loops.create_task(cm_id.resolve_and_connect(ConnectionParameters(b"hello")))
+        async with await listener.get_request() as request:
+            assert request.request is not None
+            assert request.request.private_data.rstrip(b"\0") == b"hello"
+            assert cm_id.state is CmState.CONNECTING
+            await accept(request)
+            await task
+    log = simulation.world.calls.log
+    assert log.index("rdma_resolve_route") < log.index("rdma_connect")
+
+
+async def test_connecting_fails_when_the_route_is_resolved(simulation: Simulation) -> None:
+    simulation.world.calls.fail("rdma_connect", errno.EINVAL)
+    async with await resolved_address(simulation) as cm_id:
+        with pytest.raises(VerbsError, match="rdma_connect"):
+            await cm_id.resolve_and_connect(ConnectionParameters())
+        assert cm_id.state is CmState.ROUTE_RESOLVED
+
+
+async def test_a_route_that_is_not_found_ends_resolving_and_connecting(
+    simulation: Simulation,
+) -> None:
+    simulation.world.calls.fail("rdma_resolve_route", errno.EINVAL)
+    async with await resolved_address(simulation) as cm_id:
+        with pytest.raises(RouteError, match="Invalid argument"):
+            await cm_id.resolve_and_connect(ConnectionParameters())
+        assert cm_id.state is CmState.ADDR_RESOLVED
+        await cm_id.resolve_route()
+        with pytest.raises(RdmaError, match="not possible in state ROUTE_RESOLVED"):
+            await cm_id.resolve_and_connect(ConnectionParameters())
+    assert "rdma_connect" not in simulation.world.calls.log
+    with pytest.raises(LocalClosed):
+        await cm_id.resolve_and_connect(ConnectionParameters())
+
+
+@pytest.mark.parametrize("end", ["cancelled", "dropped", "destroyed"])
+async def test_an_id_does_not_connect_when_its_calls_have_no_user(
+    simulation: Simulation, end: str
+) -> None:
+    async with await resolved_address(simulation) as cm_id:
+        calls = IdCalls(cm_id.cm_id)
+        calls.resolve_route(1000)
+        calls.connect(ConnectionParameters())
+        lib.aiordma_make_id_calls(calls.pointer)
+        if end == "cancelled":
+            calls.cancel()
+        elif end == "dropped":
+            del calls
+            gc.collect()
+        else:
+            await cm_id.aclose()
+        await loops.sleep(1)
+    assert "rdma_connect" not in simulation.world.calls.log
