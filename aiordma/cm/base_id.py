@@ -883,5 +883,6 @@ def _query_error(kind: CmEventType, error: VerbsError, peer: str) -> Exception:
 
 
 def milliseconds(seconds: float) -> int:
+    number = round(seconds * 1000)
     # rdma_resolve_route() rejects 0.
-    return max(1, min(round(seconds * 1000), 2**31 - 1))
+    return number if 0 < number < 2**31 else max(1, min(number, 2**31 - 1))

@@ -44,7 +44,8 @@ async def establish(
         dispatcher = await CmDispatcher.of(loop)
         dispatcher.acquire()
         try:
-            turn = await dispatcher.connect_turns.begin()
+            turns = dispatcher.connect_turns
+            turn = await turns.begin()
             source = source_of.get(address.family)
             attempts = 1 if source is not None and source.port else PORT_ATTEMPTS
             try:
@@ -59,7 +60,7 @@ async def establish(
                         if error.errno != errno.EADDRINUSE or not attempts:
                             raise
             finally:
-                turn.end()
+                turns.end(turn)
         finally:
             dispatcher.release()
 

@@ -285,10 +285,9 @@ class IdHandle:
             pool = blocking_pool if self.is_slow_to_destroy else worker_pool
             pool.submit(self._destroy)
             return
-        own = self.cm_id.own_objects()
         calls = IdCalls(self.cm_id)
         calls.destroy()
-        reader.submit(calls, partial(self._destroyed, calls, own))
+        reader.submit(calls, partial(self._destroyed, calls))
 
     def _needs_worker(self) -> bool:
         """Return True if more must be destroyed than the id and its queue pair, or if it waits."""
@@ -301,14 +300,14 @@ class IdHandle:
             or any(blocks() for _, blocks in self._destroyed_callbacks)
         )
 
-    def _destroyed(self, calls: IdCalls, own: OwnObjects) -> None:
+    def _destroyed(self, calls: IdCalls) -> None:
         """Free the memory. Called when the calls that destroy the id have ended."""
         try:
             calls.check()
         except VerbsError as error:
             if error.function == "ibv_destroy_qp":
                 logger.exception(NOT_DESTROYED)
-                self._keep_memory(own)
+                self._keep_memory(calls)
                 self._finish()
                 return
             logger.exception("an id could not be destroyed")
@@ -354,8 +353,8 @@ class IdHandle:
         else:
             self._free_memory()
 
-    def _keep_memory(self, own: OwnObjects) -> None:
-        """Never free the memory of the requests, as the device might still use it."""
+    def _keep_memory(self, own: IdCalls | OwnObjects) -> None:
+        """Never free `own` and the memory of the requests, as the device might still use it."""
         _undestroyed.append((own, self._destroyed_callbacks, self._released_callbacks))
         self._released_callbacks = []
 

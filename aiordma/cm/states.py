@@ -103,6 +103,8 @@ CALLS: dict[CmState, dict[CmCall, CmState]] = {
     _S.DISCONNECTED: {_C.DISCONNECT: _S.DISCONNECTED},
 }
 
+CALLS |= {state: {} for state in CmState if state not in CALLS}
+
 EVENTS: dict[CmState, dict[CmEventType, CmState]] = {
     _S.ADDR_QUERY: {
         _E.ADDR_RESOLVED: _S.ADDR_RESOLVED,
@@ -177,7 +179,7 @@ FINAL = frozenset({_S.REFUSED, _S.FAILED, _S.REMOVED, _S.CLOSED})
 
 def after_call(state: CmState, call: CmCall) -> CmState | None:
     """Return the state that `call` leads to from `state`; None if it is not allowed there."""
-    return CALLS.get(state, {}).get(call)
+    return CALLS[state].get(call)
 
 
 def after_event(state: CmState, event: CmEventType) -> CmState:

@@ -39,7 +39,9 @@ class Deadline:
         queue = None if reference is None else reference()
         if queue is None or queue.loop() is not loop:  # the id of a freed loop is used again
             queue = _add_queue(loop, seconds)
-        queue.append(loop, self)
+        queue.deadlines.append(self)
+        if len(queue.deadlines) > queue.limit or not queue.has_timer:
+            queue.tidy(loop)
 
     def expire(self) -> None:
         """Expire now, unless it has expired or was cancelled. Called by the timer."""
@@ -59,40 +61,41 @@ class _Queue:
     def __init__(self, loop: Loop, seconds: float) -> None:
         self.loop = weakref.ref(loop)
         self._seconds = seconds
-        self._deadlines: deque[Deadline] = deque()
-        self._has_timer = False
-        self._limit = KEPT
-        """The number of deadlines at which those that were cancelled are removed."""
+        self.deadlines: deque[Deadline] = deque()
+        """Deadlines, of which some were cancelled. A new one is appended by its creator."""
+        self.has_timer = False
+        """True if the loop will expire the first of them."""
+        self.limit = KEPT
+        """The number of deadlines above which those that were cancelled are removed."""
 
-    def append(self, loop: Loop, deadline: Deadline) -> None:
-        """Append a deadline. Set the timer if there is none."""
-        if len(self._deadlines) >= self._limit:
-            self._deadlines = deque(kept for kept in self._deadlines if kept.wake is not None)
-            self._limit = KEPT + 2 * len(self._deadlines)
-        self._deadlines.append(deadline)
-        if not self._has_timer:
+    def tidy(self, loop: Loop) -> None:
+        """Remove cancelled deadlines if there are too many. Set the timer if there is none."""
+        if len(self.deadlines) > self.limit:
+            self.deadlines = deque(kept for kept in self.deadlines if kept.wake is not None)
+            self.limit = KEPT + 2 * len(self.deadlines)
+        if not self.has_timer:
             self._set_timer(loop, self._seconds)
 
     def _set_timer(self, loop: Loop, seconds: float) -> None:
         # Only the timer refers to the queue: a closed loop is freed together with its deadlines.
         loop.call_later(seconds, lambda: self._expire(loop))
-        self._has_timer = True
+        self.has_timer = True
 
     def _expire(self, loop: Loop) -> None:
         """Wake the deadlines whose time is over, and set the timer for the first of the others."""
         now = loop.time()
         try:
-            while self._deadlines:
-                first = self._deadlines[0]
+            while self.deadlines:
+                first = self.deadlines[0]
                 if first.wake is not None and first.at > now + TOLERANCE:
                     break
-                self._deadlines.popleft()
+                self.deadlines.popleft()
                 if first.wake is not None:  # no call for each of those that were cancelled
                     first.expire()
         finally:
-            self._has_timer = False
-            if self._deadlines:
-                self._set_timer(loop, max(0.0, self._deadlines[0].at - now))
+            self.has_timer = False
+            if self.deadlines:
+                self._set_timer(loop, max(0.0, self.deadlines[0].at - now))
 
 
 def _add_queue(loop: Loop, seconds: float) -> _Queue:

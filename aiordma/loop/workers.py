@@ -196,7 +196,7 @@ class SerialJobs:
     """
 
     def __init__(self) -> None:
-        self._starts: deque[Callable[[], None]] = deque()
+        self._starts: list[Callable[[], None]] = []  # mostly empty: a deque takes 600 bytes
         # As that of WorkerPool.
         self._lock = threading.RLock()
         self._busy = False
@@ -247,7 +247,7 @@ class SerialJobs:
             if not self._starts:
                 self._busy = False
                 return
-            start = self._starts.popleft()
+            start = self._starts.pop(0)
         start()
 
 

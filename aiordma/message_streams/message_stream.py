@@ -138,7 +138,7 @@ class MessageStream(Registrar, AbortingContextManagerMixin):
         Raises: the reason of the stream's end.
         """
         try:
-            await self._endpoint.data_path.sender.send(b"", error)
+            await self._endpoint.data_path.slow.sender.send(b"", error)
         except RdmaError as reason:
             self._exchange.lost(reason, is_drained=False)
             raise

@@ -214,7 +214,7 @@ class Connection(Registrar, AbortingContextManagerMixin):
     async def _send_with(
         self, data: Source, imm: int | None, invalidate: RemoteBuffer | None
     ) -> None:
-        await self._endpoint.data_path.sender.send_with(data, imm, invalidate)
+        await self._endpoint.data_path.slow.sender.send_with(data, imm, invalidate)
 
     # --- receiving ---
 
@@ -305,7 +305,7 @@ class Connection(Registrar, AbortingContextManagerMixin):
             PeerClosed, DeviceRemoved, LocalClosed: the connection has ended.
         """
         self._endpoint.check_open()
-        return await self._endpoint.data_path.windows.bind(part[:], access)
+        return await self._endpoint.data_path.slow.windows.bind(part[:], access)
 
     # --- one-sided operations ---
 
@@ -375,7 +375,7 @@ class Connection(Registrar, AbortingContextManagerMixin):
 
     async def _write_with(self, source: Source, remote: RemoteBuffer, imm: int) -> None:
         number = checked_imm(self._endpoint.device, imm)
-        await self._endpoint.data_path.remote.write(source, remote, number)
+        await self._endpoint.data_path.slow.remote.write(source, remote, number)
 
     async def fetch_and_add(self, remote: RemoteBuffer, value: int) -> int:
         """Add `value` atomically to the number at `remote`, and return the number before.
@@ -409,7 +409,7 @@ class Connection(Registrar, AbortingContextManagerMixin):
     async def _atomic(
         self, opcode: WrOpcode, remote: RemoteBuffer, operands: tuple[int, int]
     ) -> int:
-        return await self._endpoint.data_path.remote.atomic(opcode, remote, operands)
+        return await self._endpoint.data_path.slow.remote.atomic(opcode, remote, operands)
 
     # --- the end ---
 

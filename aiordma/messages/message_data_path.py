@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -11,10 +11,9 @@ from aiordma.cm import AsyncCmId
 from aiordma.dispatch import BusyPoll, MemoryDomain
 from aiordma.enums import AsyncEventType, WcOpcode, WcStatus, WrOpcode
 from aiordma.errors import VerbsError
-from aiordma.messages.memory_windows import MemoryWindows
 from aiordma.messages.receiver import Receiver
-from aiordma.messages.remote_access import RemoteAccess, read_access
-from aiordma.messages.sender import Sender
+from aiordma.messages.remote_access import read_access
+from aiordma.messages.slow_path import SlowPath
 from aiordma.options import ConnectionOptions
 from aiordma.qp.data_path import EndpointCallbacks
 from aiordma.qp.last_receive import LastReceive
@@ -23,18 +22,14 @@ from aiordma.qp.post_list import PostList
 from aiordma.qp.probe import Probe, probe_by_write
 from aiordma.qp.receive_ring import RECEIVE, ReceiveRing
 from aiordma.qp.resources import QueuePairResources
-from aiordma.qp.scatter_gather import ScatterGatherBuilder
 from aiordma.qp.send_queue import NUMBER_MASK, SendQueue
 from aiordma.qp.shared_receives import SharedReceives
 from aiordma.qp.stats import ConnectionStats
 from aiordma.rdmacm import IdCalls
 from aiordma.verbs import AsyncEvent, ProtectionDomain, QueuePair, QueuePairCaps
-from aiordma.verbs.queue_pair import NO_IMMEDIATE
 
 if TYPE_CHECKING:
     from aiordma._native._lib import IbvWc
-    from aiordma.memory import RemoteBuffer
-    from aiordma.qp.scatter_gather import Sink, Source
 
 SUCCESS = int(WcStatus.SUCCESS)
 
@@ -75,9 +70,10 @@ class MessageDataPath:
         self._resources = QueuePairResources(
             cm, self, caps, late_reads, own_domain=options.own_protection_domain
         )
-        self._adaptive_poll = options.adaptive_poll
-        self._busy_sending = BusyPoll(self._resources.loop_device, options.busy_poll)
-        self._busy_receiving = BusyPoll(self._resources.loop_device, options.busy_poll)
+        loop_device = self._resources.loop_device
+        self._busy_sending = self._busy_receiving = BusyPoll(loop_device, options.busy_poll)
+        if shared_receives is not None:  # the two directions have different completion queues
+            self._busy_receiving = BusyPoll(loop_device, options.busy_poll)
 
         # The InfiniBand specification defines the request that SendQueue.signal_tail() posts. iWARP
         # devices can differ, so that there every request is signaled.
@@ -87,30 +83,27 @@ class MessageDataPath:
             selective=not device.is_iwarp,
             max_inline=min(options.max_inline, options.max_message_size),
         )
-        self._max_message_size = options.max_message_size
+        self._options = options
         operations = Operations(loop, self.sends, callbacks, self._busy_sending)
         self.start_transfer = self.sends.core.start_transfer
         """Start an operation on one piece of registered memory on the fast path. Return None if the
         operation needs the slow path."""
         self.finish = operations.finish
         """Wait until the operation of start_transfer() has completed."""
-        self._builder = ScatterGatherBuilder(self.sends, options.max_sge, cm.handle.call)
-        self.sender = Sender(operations, self._builder, options, device)
-        self._operations = operations
-        self._remote: RemoteAccess | None = None
-        self._windows: MemoryWindows | None = None
-        self._max_inline = options.max_inline
-        self.initiator_depth = 0
-        """The number of reads and atomics that can be in flight. 0 until it is negotiated."""
-        self.sends.core.set_slow_access(self._read, self._write)
-
+        self.slow = SlowPath(cm, operations, options)
+        """The operations that the core leaves to Python."""
         self._ring = (
             shared_receives.ring
             if shared_receives
             else ReceiveRing(receive_depth, options.max_message_size)
         )
         self.receiver = Receiver(
-            loop, self._ring, callbacks, self.sends.stats, self._busy_receiving
+            loop,
+            self._ring,
+            callbacks,
+            self.sends.stats,
+            self._busy_receiving,
+            operations.make_future,
         )
         self.counts_flushes = shared_receives is None and not device.is_iwarp
         """True if no message can follow when the last posted receive has completed."""
@@ -153,14 +146,14 @@ class MessageDataPath:
         resources = self._resources
         resources.attach_fast_path(self.sends.core, self.receiver.queue, self._on_notified)
         self._qp = qp
-        self._builder.pd = pd = resources.domain.pd
-        self.sends.core.use_memory(pd, self._max_message_size)
+        self.slow.pd = pd = resources.domain.pd
+        core = self.sends.core
+        core.use_memory(pd, self._options.max_message_size)
         self._busy_sending.open(resources.send_cq)
         self._busy_receiving.open(resources.recv_cq)
         dispatcher, busy_poll = resources.loop_device.dispatcher, self._busy_receiving.nanoseconds
         self.receiver.queue.set_polling(dispatcher, resources.recv_cq.cq.address, busy_poll)
-        self.receiver.polling.open(dispatcher, busy_poll, self._adaptive_poll)
-        core = self.sends.core
+        self.receiver.polling.open(dispatcher, busy_poll, self._options.adaptive_poll)
         core.set_polling(dispatcher, resources.send_cq.cq.address, busy_poll)
         self.sends.post_list = PostList(core, dispatcher, self._on_post_error)
         resources.watch(qp, self._on_queue_pair_event)
@@ -191,34 +184,6 @@ class MessageDataPath:
         if last is not None:
             self._handle.is_slow_to_destroy = True
             self._handle.add_pre_destroy_hook(last, lambda: last.wait(qp))
-
-    @property
-    def remote(self) -> RemoteAccess:
-        """The one-sided operations that the core cannot do. Made at the first of them."""
-        if self._remote is None:
-            self._remote = RemoteAccess(
-                self._device,
-                self._operations,
-                self._builder,
-                self._max_inline,
-                self.initiator_depth,
-            )
-        return self._remote
-
-    def _read(self, remote: RemoteBuffer, into: Sink) -> Coroutine[object, None, None]:
-        return self.remote.read(remote, into)
-
-    def _write(
-        self, source: Source, remote: RemoteBuffer, imm: int = NO_IMMEDIATE
-    ) -> Coroutine[object, None, None]:
-        return self.remote.write(source, remote, imm)
-
-    @property
-    def windows(self) -> MemoryWindows:
-        """The memory windows of the connection. Made for the first of them."""
-        if self._windows is None:
-            self._windows = MemoryWindows(self._cm, self._operations, self._resources.domain.pd)
-        return self._windows
 
     def acquire_domain(self) -> MemoryDomain:
         """Add a user to the protection domain of the queue pair, and return the domain."""
@@ -304,7 +269,7 @@ class MessageDataPath:
     def negotiated(self, initiator_depth: int) -> None:
         """Allow `initiator_depth` reads and atomics in flight: the connection is established."""
         self.receiver.start()
-        self.initiator_depth = initiator_depth
+        self.slow.initiator_depth = initiator_depth
         if initiator_depth:
             core = self.sends.core
             core.allow_reads(read_access(self._device))
@@ -331,18 +296,18 @@ class MessageDataPath:
     @property
     def may_read(self) -> bool:
         """True if the sides have agreed that this side can post reads."""
-        return self.initiator_depth > 0
+        return self.slow.initiator_depth > 0
 
     @property
     def largest_transfer(self) -> int:
         """The most bytes that a request of either side can transfer."""
-        return max(self._max_message_size, self._resources.domain.largest_region)
+        return max(self._options.max_message_size, self._resources.domain.largest_region)
 
     def probe(self) -> bool:
         """Make the peer's device answer a write of no bytes; on iWARP a read, if it may read."""
         try:
             if self._device.is_iwarp and self.may_read:
-                return self.remote.probe()
+                return self.slow.remote.probe()
             return probe_by_write(self.sends)
         except VerbsError as error:
             self._callbacks.post_failed(error)

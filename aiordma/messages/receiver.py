@@ -10,7 +10,7 @@ those are full. If more than `recv_backlog` messages wait, the connection ends.
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
 from aiordma._native import fast_path
@@ -24,7 +24,6 @@ from aiordma.loop import (
     cancellation_of,
     checkpoint_halves_of,
     checkpoint_of,
-    future_factory,
     refuse_forked_child,
     schedule_point_of,
     yield_of,
@@ -38,6 +37,7 @@ from aiordma.verbs.completion import immediate_of, invalidated_of
 if TYPE_CHECKING:
     from aiordma._native._lib import IbvWc
     from aiordma.dispatch import BusyPoll
+    from aiordma.loop import LoopFuture
 
 WRITE_WITH_IMM = int(WcOpcode.RECV_RDMA_WITH_IMM)
 BACKLOG_EXCEEDED = (
@@ -63,9 +63,11 @@ class Receiver:
         callbacks: EndpointCallbacks,
         stats: ConnectionStats,
         busy: BusyPoll,
+        make_future: Callable[[], LoopFuture],
     ) -> None:
+        """`make_future` returns the future that the waiting task awaits: see future_factory()."""
         self._loop = loop
-        self._make_future = future_factory(loop)
+        self._make_future = make_future
         self._ring = ring
         self._callbacks = callbacks
         self._stats = stats

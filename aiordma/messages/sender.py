@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from aiordma.enums import WcOpcode, WrOpcode
 from aiordma.errors import VerbsError
-from aiordma.loop import cancellation_of, checkpoint_halves_of, schedule_point_of
+from aiordma.loop import cancellation_of, schedule_point_of
 from aiordma.memory import RemoteBuffer
 from aiordma.options import ConnectionOptions
 from aiordma.qp.operation import Operations
@@ -59,8 +59,6 @@ class Sender:
         self._device = device
         self._raise_if_cancelled = cancellation_of(type(operations.loop))
         self._schedule_point = schedule_point_of(type(operations.loop))
-        self._sends.core.checkpoints = checkpoint_halves_of(type(operations.loop))
-        self._sends.core.set_slow(self.send)
 
     async def send(self, data: Source, error: int = 0) -> None:
         """Send one message that the core has not posted: see Connection.send().

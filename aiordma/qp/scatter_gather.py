@@ -65,7 +65,7 @@ class ScatterGatherList:
         self._regions: list[MemoryRegion] = []
         self._buffer: PooledBuffer | None = None
 
-    def add(self, part: MemorySlice, pd: ProtectionDomain | None) -> None:
+    def add(self, part: MemorySlice, pd: ProtectionDomain) -> None:
         """Add registered memory.
 
         Raises:
@@ -77,7 +77,7 @@ class ScatterGatherList:
         self._add_segment(part.addr, len(part), part.lkey)
 
     def add_whole(
-        self, memory: Registered, pd: ProtectionDomain | None, max_bytes: int, target: str
+        self, memory: Registered, pd: ProtectionDomain, max_bytes: int, target: str
     ) -> None:
         """Add all of one piece of registered memory, as the only one.
 
@@ -128,9 +128,9 @@ class ScatterGatherList:
 class ScatterGatherBuilder:
     """Makes scatter-gather lists of users' memory. Memory that is not registered is copied."""
 
-    def __init__(self, sends: SendQueue, max_sge: int, call: Call) -> None:
-        self.pd: ProtectionDomain | None = None
-        """The protection domain that memory must belong to; None until the queue pair is made."""
+    def __init__(self, sends: SendQueue, max_sge: int, call: Call, pd: ProtectionDomain) -> None:
+        """`pd`: the protection domain that memory must belong to."""
+        self._pd = pd
         self._sends = sends
         self._max_sge = max_sge
         self.call_in_worker = call
@@ -143,7 +143,7 @@ class ScatterGatherBuilder:
         Raises: ValueError as sources().
         """
         sgl = ScatterGatherList()
-        sgl.add_whole(memory, self.pd, max_bytes, target)
+        sgl.add_whole(memory, self._pd, max_bytes, target)
         return sgl
 
     async def sources(self, data: Source, max_bytes: int, target: str) -> ScatterGatherList:
@@ -179,7 +179,7 @@ class ScatterGatherBuilder:
         start = 0
         for piece in pieces:
             if not isinstance(piece, memoryview):
-                sgl.add(piece, self.pd)
+                sgl.add(piece, self._pd)
             elif len(piece):
                 sgl.add_copy(piece, start)
                 start += len(piece)
@@ -191,7 +191,7 @@ class ScatterGatherBuilder:
             into = into[:nbytes]
         _check_access(into if isinstance(into, MemoryRegion) else into.region, access)
         sgl = ScatterGatherList()
-        sgl.add_whole(into, self.pd, nbytes, "it")
+        sgl.add_whole(into, self._pd, nbytes, "it")
         return sgl
 
     def sinks(
@@ -224,7 +224,7 @@ class ScatterGatherBuilder:
                 requests.append(ScatterGatherList())
                 for piece in wanted[start : start + max_pieces]:
                     _check_access(piece.region, access)
-                    requests[-1].add(piece, self.pd)
+                    requests[-1].add(piece, self._pd)
         except BaseException:
             for sgl in requests:
                 sgl.release()

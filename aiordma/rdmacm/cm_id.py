@@ -75,11 +75,13 @@ class CmId:
     given to create_qp().
     """
 
-    __slots__ = ("_ep_arguments", "_is_passive_ep", "context", "pointer", "qp", "srq")
+    __slots__ = ("_ep_arguments", "_is_passive_ep", "address", "context", "pointer", "qp", "srq")
 
     def __init__(self, pointer: CmIdPtr) -> None:
         self.pointer = pointer
         """The C id. Once it is destroyed, this raises ValueError."""
+        self.address = int(ffi.cast("uintptr_t", pointer))
+        """The address of the C id, as in events. Unique until the id is destroyed."""
         self.context: object = None
         """Any object of the user. The `context` field of the C struct is not used."""
         self.qp: QueuePair | None = None
@@ -151,11 +153,6 @@ class CmId:
         if name == "pointer":
             raise ValueError("the id is destroyed")
         raise AttributeError(f"CmId has no attribute {name!r}")
-
-    @property
-    def address(self) -> int:
-        """The address of the C id, as in events. Unique until the id is destroyed."""
-        return int(ffi.cast("uintptr_t", self.pointer))
 
     @property
     def channel_fd(self) -> int:

@@ -13,7 +13,9 @@ if TYPE_CHECKING:
     from aiordma._native._lib import CmEventCopy
 
 
-@dataclass(slots=True)  # not frozen: that would make each event several times slower to create
+# Not frozen: that would make each event several times slower to create. Without slots, a field that
+# an event does not set is the default of the class.
+@dataclass
 class CmEvent:
     """`struct rdma_cm_event` as a value. See rdma_get_cm_event(3).
 
@@ -58,6 +60,9 @@ class CmEvent:
         return ffi.string(lib.rdma_event_str(self.type)).decode()
 
 
+NO_PARAMETERS = lib.AIORDMA_NO_PARAMETERS
+CONNECTION_PARAMETERS = lib.AIORDMA_CONNECTION_PARAMETERS
+
 _TYPES = {int(kind): kind for kind in CmEventType}  # faster than CmEventType()
 # The events that contain a destination for datagrams.
 _ADDRESSED = frozenset({CmEventType.ESTABLISHED, CmEventType.MULTICAST_JOIN})
@@ -67,13 +72,16 @@ def read_event(copy: CmEventCopy) -> CmEvent:
     """Return the value of one event that the C helper copied."""
     number, parameters = copy.event, copy.parameters
     kind = _TYPES[number] if number in _TYPES else CmEventType(number)
-    event = CmEvent(kind, copy.id, copy.listen_id, copy.status, abs(copy.error))
-    if parameters == lib.AIORDMA_NO_PARAMETERS:
+    event = CmEvent.__new__(CmEvent)
+    event.type, event.id, event.listen_id = kind, copy.id, copy.listen_id
+    if copy.status:
+        event.status, event.error = copy.status, abs(copy.error)
+    if parameters == NO_PARAMETERS:
         return event
     if copy.private_data_len:
         event.private_data = bytes(ffi.buffer(copy.private_data, copy.private_data_len))
     event.qp_num = copy.qp_num
-    if parameters == lib.AIORDMA_CONNECTION_PARAMETERS:
+    if parameters == CONNECTION_PARAMETERS:
         event.responder_resources = copy.responder_resources
         event.initiator_depth = copy.initiator_depth
         event.flow_control = copy.flow_control

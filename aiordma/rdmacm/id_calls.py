@@ -66,9 +66,9 @@ class IdCalls:
             ValueError: an argument is closed.
         """
         calls = self.pointer
-        calls.pd = pd.open_pointer
-        init.fill(calls.init, self._cm_id.pointer.qp_type)
-        self.qp = self._cm_id.qp = qp = QueuePair.unmade(calls.init, init.caps)
+        calls.pd, attr = pd.open_pointer, calls.init
+        init.fill(attr, self._cm_id.pointer.qp_type)
+        self.qp = self._cm_id.qp = qp = QueuePair.unmade(attr, init.caps)
         calls.cell = qp.cell
         calls.calls |= lib.AIORDMA_CREATE_QP
         return qp

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from aiordma._native._lib import IbvQpAttr, IbvQpCap, IbvQpInitAttr
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: that would make each one several times slower to create
 class QueuePairCaps:
     """The capacity of a queue pair (`struct ibv_qp_cap`): requests, segments, inline bytes."""
 
@@ -26,7 +26,7 @@ class QueuePairCaps:
     max_inline_data: int = 0
 
 
-@dataclass(slots=True)  # not frozen: that would make each one several times slower to create
+@dataclass(slots=True)  # not frozen, as above
 class QueuePairInit:
     """The arguments of a new queue pair (`struct ibv_qp_init_attr` and `_ex`).
 
@@ -55,9 +55,10 @@ class QueuePairInit:
         attr.srq = self.srq.pointer if self.srq is not None else ffi.NULL
         attr.qp_type = qp_type if self.qp_type is None else self.qp_type
         attr.sq_sig_all = self.sq_sig_all
-        attr.cap.max_send_wr, attr.cap.max_recv_wr = caps.max_send_wr, caps.max_recv_wr
-        attr.cap.max_send_sge, attr.cap.max_recv_sge = caps.max_send_sge, caps.max_recv_sge
-        attr.cap.max_inline_data = caps.max_inline_data
+        cap = attr.cap
+        cap.max_send_wr, cap.max_recv_wr = caps.max_send_wr, caps.max_recv_wr
+        cap.max_send_sge, cap.max_recv_sge = caps.max_send_sge, caps.max_recv_sge
+        cap.max_inline_data = caps.max_inline_data
 
 
 def read_caps(cap: IbvQpCap) -> QueuePairCaps:

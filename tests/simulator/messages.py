@@ -116,7 +116,7 @@ class Direction:
         end = End(self.program.simulation, self.sender)
         credits, reads = end.free
         assert credits + len(end.sends) == self.send_depth, "a send credit was lost"
-        assert reads == end.data_path.remote.initiator_depth, "an RD/atomic credit was lost"
+        assert reads == end.data_path.slow.remote.initiator_depth, "an RD/atomic credit was lost"
         assert end.taken_buffers == end.unsignaled_copies, "a buffer of the pool was lost"
 
     def unread(self) -> int:

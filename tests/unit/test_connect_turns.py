@@ -90,13 +90,14 @@ async def test_a_failed_channel_ends_the_connects_that_wait_for_a_turn(
 async def test_a_turn_ends_once(simulation: Simulation) -> None:
     turns = ConnectTurns(running_loop())
     taken = [await turns.begin() for _ in range(CONNECTS_AT_ONCE)]
+    (await loops.start(turns.begin())).cancel()
     await loops.sleep(TURN_SECONDS * 2)  # all have ended by themselves
     for turn in taken * 2:
-        turn.end()
+        turns.end(turn)
     again = [await turns.begin() for _ in range(CONNECTS_AT_ONCE)]
     waiting = await loops.start(turns.begin())
     assert not waiting.done()
-    again[0].end()
+    turns.end(again[0])
     again.append(await waiting)
     for turn in again:
-        turn.end()
+        turns.end(turn)

@@ -408,7 +408,7 @@ async def test_siw_reports_the_reads_that_the_peer_allows(
     limits = simulation.far.limits
     limits.max_qp_rd_atom = limits.max_qp_init_rd_atom = allowed
     async with connected(simulation, UNWATCHED) as (near, _):
-        assert near._endpoint.data_path.remote.initiator_depth == allowed
+        assert near._endpoint.data_path.slow.remote.initiator_depth == allowed
         posted = near._endpoint.data_path.sends.posted
         await loops.sleep(10 * TIMEOUT)
         assert not near.closed

@@ -306,7 +306,7 @@ async def test_another_event_does_not_replace_the_request(
         async with request.accept() as server, await connecting:
             assert server._endpoint.peer_private_data.startswith(data)
             if listen is aiordma.listen:
-                assert server._endpoint.data_path.remote.initiator_depth == 3
+                assert server._endpoint.data_path.slow.remote.initiator_depth == 3
 
 
 async def test_a_moved_request_keeps_its_event(simulation: Simulation) -> None:

@@ -331,7 +331,7 @@ async def test_a_ctrl_c_while_posting_keeps_the_buffer_and_the_credit(
             if how == "before":
                 patch.setattr(near.sends, name.replace("_send", ""), interrupted)
             with pytest.raises(CtrlC):
-                await near.data_path.sender.send(bytes(size))
+                await near.data_path.slow.sender.send(bytes(size))
         is_committed = how != "before"
         assert near.sends.credits == DEPTH - is_committed
         assert near.sends.core.count_in_flight == (is_committed and size != 10)

@@ -63,7 +63,7 @@ class Transfers:
     def send_now(self, data: bytes) -> int:
         """Post a message on the fast path. Return 0, or -1 if it leaves it to Python."""
         result = send_now(self.core, data)
-        self.core.set_slow(self.near.data_path.sender.send)
+        self.core.set_slow(self.near.data_path.slow.sender.send)
         return result
 
     def start(self, opcode: int = WRITE) -> fast_path.Transfer:
@@ -247,7 +247,7 @@ async def test_an_error_of_a_callback_for_an_abandoned_read_is_reported(
         raise CtrlC
 
     async with transfers(simulation) as t:
-        operations = t.near.data_path.sender._operations
+        operations = t.near.data_path.slow.sender._operations
         t.core.await_transfers(operations.finish, interrupted, False)
         waiting: Any = t.begin(READ)
         waiting.send(None)
@@ -551,11 +551,11 @@ async def test_tasks_woken_together_post_in_one_call(simulation: Simulation, cou
 async def test_requests_of_all_kinds_keep_their_order(simulation: Simulation) -> None:
     async with transfers(simulation, credits=1) as t:
         calls = t.near.calls + 6  # of waiting
-        rd_atomic_credits = t.near.data_path.remote._rd_atomic_credits
+        rd_atomic_credits = t.near.data_path.slow.remote._rd_atomic_credits
         assert rd_atomic_credits.try_acquire()
 
         def write_slowly(nbytes: int) -> Awaitable[None]:
-            return t.near.data_path.remote.write(t.region[:nbytes], t.remote, -1)
+            return t.near.data_path.slow.remote.write(t.region[:nbytes], t.remote, -1)
 
         tasks = await t.woken(
             lambda: write_slowly(1),
@@ -644,7 +644,7 @@ async def test_a_ctrl_c_while_adding_keeps_the_memory(
             with monkeypatch.context() as patch:
                 patch.setattr(post_list, "_core", Interrupted(t.core, batch=interrupted))
                 with pytest.raises(CtrlC):
-                    await t.near.data_path.remote.write(t.region, t.remote, -1)
+                    await t.near.data_path.slow.remote.write(t.region, t.remote, -1)
 
         tasks = await t.woken(write, lambda: None)
         await tasks[0]
@@ -658,7 +658,7 @@ async def test_a_batched_address_can_be_a_number_of_numpy(simulation: Simulation
         remote = RemoteBuffer(np.uint64(t.remote.addr), t.remote.rkey, t.remote.length)  # type: ignore[arg-type]
         before = len(t.near.posts)
         tasks = await t.woken(
-            lambda: t.near.data_path.remote.write(t.region[:3], remote, -1), lambda: t.begin()
+            lambda: t.near.data_path.slow.remote.write(t.region[:3], remote, -1), lambda: t.begin()
         )
         assert [post.remote[0] for post in t.near.posts[before:]] == [t.remote.addr] * 2
         await t.finish(*tasks)
