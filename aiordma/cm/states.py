@@ -103,6 +103,7 @@ CALLS: dict[CmState, dict[CmCall, CmState]] = {
     _S.DISCONNECTED: {_C.DISCONNECT: _S.DISCONNECTED},
 }
 
+# In the other states no call is allowed.
 CALLS |= {state: {} for state in CmState if state not in CALLS}
 
 EVENTS: dict[CmState, dict[CmEventType, CmState]] = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 
 from aiordma.loop import FairSemaphore, Loop
+from aiordma.loop.deadline import TOLERANCE
 
 CONNECTS_AT_ONCE = 32
 TURN_SECONDS = 2.0
@@ -43,6 +44,7 @@ class ConnectTurns:
                 self._waiting -= 1
         number = next(self._numbers)
         self._began[number] = self._loop.time()
+        self._set_timer()
         return number
 
     def end(self, number: int) -> None:
@@ -59,9 +61,9 @@ class ConnectTurns:
             self._loop.call_later(max(0.0, seconds), self._end_old)
 
     def _end_old(self) -> None:
-        """End the turns whose time is over, and those that began in the same millisecond."""
+        """End the turns whose time is over."""
         self._has_timer = False
-        limit = self._loop.time() - TURN_SECONDS + 0.001
+        limit = self._loop.time() - TURN_SECONDS + TOLERANCE
         for number in [number for number, began in self._began.items() if began <= limit]:
             self.end(number)
         self._set_timer()

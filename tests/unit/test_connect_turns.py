@@ -101,3 +101,13 @@ async def test_a_turn_ends_once(simulation: Simulation) -> None:
     again.append(await waiting)
     for turn in again:
         turns.end(turn)
+
+
+async def test_silent_peers_keep_no_turn_from_many_tasks(simulation: Simulation) -> None:
+    """Tasks that were given the turns of others lose theirs, too."""
+    turns = ConnectTurns(running_loop())
+    tasks = [await loops.start(turns.begin()) for _ in range(3 * CONNECTS_AT_ONCE)]
+    for periods in range(3):
+        await loops.settle()
+        assert sum(task.done() for task in tasks) == (periods + 1) * CONNECTS_AT_ONCE
+        await loops.sleep(TURN_SECONDS)
