@@ -6,7 +6,7 @@ import logging
 from collections.abc import AsyncIterator, Callable
 from typing import TYPE_CHECKING
 
-from aiordma.cm.base_id import CONNECTED, RESOLVE_TIMEOUT, BaseCmId, milliseconds
+from aiordma.cm.base_id import BaseCmId
 from aiordma.cm.handle import IdHandle
 from aiordma.cm.states import CmCall, CmState
 from aiordma.cm.step import Step
@@ -20,7 +20,7 @@ from aiordma.loop import (
     refuse_forked_child,
     running_loop,
 )
-from aiordma.rdmacm import CmEvent, ConnectionParameters, IdCalls, OwnChannel
+from aiordma.rdmacm import CmEvent, IdCalls, OwnChannel
 
 if TYPE_CHECKING:
     from aiordma.cm.sync_id import SyncCmId
@@ -157,40 +157,6 @@ class AsyncCmId(BaseCmId):
             self._changed.wake_all()
         if self.on_change is not None:
             self.on_change()
-
-    # --- connecting ---
-
-    async def resolve_and_connect(
-        self,
-        parameters: ConnectionParameters,
-        *,
-        timeout: float = RESOLVE_TIMEOUT,
-        calls: IdCalls | None = None,
-    ) -> None:
-        """Resolve the route, and connect along it at once: resolve_route(), then connect().
-
-        rdma_connect(3) is called where the loop reads the event that the route is resolved, so that
-        no task has to run in between. On iWARP, where it can block, both steps are made in turn.
-
-        Raises: as resolve_route() and connect().
-        """
-        self._state.check_allowed(CmCall.RESOLVE_AND_CONNECT)
-        if self.device().is_iwarp:
-            await self.resolve_route(timeout=timeout, calls=calls)
-            await self.connect(parameters)
-            return
-        calls = calls or IdCalls(self.handle.cm_id)
-        timeout_ms = milliseconds(timeout)
-        calls.resolve_route(timeout_ms)
-        calls.connect(parameters)
-        step = Step(
-            CmCall.RESOLVE_AND_CONNECT,
-            lambda: self.handle.cm_id.resolve_route(timeout_ms),
-            None,
-            translate=self._route_error,
-            calls=calls,
-        )
-        await self._perform_to(step, *CONNECTED)
 
     # --- listening ---
 

@@ -73,7 +73,7 @@ _CHANGES_ADDRESS = frozenset({CmState.IDLE, CmState.ADDR_BOUND, CmState.ADDR_QUE
 # connect() and accept() end in one of these. Before the task runs, the peer might have left, or a
 # malformed message might have ended the connection here. In RESPONDED the id has no queue pair,
 # and the user moves one.
-CONNECTED = (
+_CONNECTED = (
     CmState.CONNECTED,
     CmState.DISCONNECTING,
     CmState.DISCONNECTED,
@@ -285,7 +285,7 @@ class BaseCmId(AsyncContextManagerMixin, ABC):
         peer = destination.pair[0]
         step = Step(
             CmCall.RESOLVE_ADDR,
-            lambda: self.handle.cm_id.resolve_addr(source, destination, milliseconds(timeout)),
+            lambda: self.handle.cm_id.resolve_addr(source, destination, _milliseconds(timeout)),
             None,
             translate=lambda error: _query_error(CmEventType.ADDR_ERROR, error, peer),
         )
@@ -306,7 +306,7 @@ class BaseCmId(AsyncContextManagerMixin, ABC):
             RouteError: there is no route.
             VerbsError: one of `calls` has failed.
         """
-        timeout_ms = milliseconds(timeout)
+        timeout_ms = _milliseconds(timeout)
         calls = calls or self._new_calls()
         if calls is not None:
             calls.resolve_route(timeout_ms)
@@ -379,7 +379,39 @@ class BaseCmId(AsyncContextManagerMixin, ABC):
             prepare,
             lambda error: error_for_iwarp_connect(error, self._peer_name()) if iwarp else error,
         )
-        await self._perform_to(step, *CONNECTED)
+        await self._perform_to(step, *_CONNECTED)
+
+    async def resolve_and_connect(
+        self,
+        parameters: ConnectionParameters,
+        *,
+        timeout: float = RESOLVE_TIMEOUT,
+        calls: IdCalls | None = None,
+    ) -> None:
+        """Resolve the route, and connect along it at once: resolve_route(), then connect().
+
+        For an AsyncCmId on InfiniBand and RoCE, rdma_connect(3) is called where the loop reads the
+        event that the route is resolved: no task has to run in between.
+
+        Raises: as resolve_route() and connect().
+        """
+        self._state.check_allowed(CmCall.RESOLVE_AND_CONNECT)
+        calls = calls or self._new_calls()
+        if calls is None or self.device().is_iwarp:  # there rdma_connect() can block
+            await self.resolve_route(timeout=timeout, calls=calls)
+            await self.connect(parameters)
+            return
+        timeout_ms = _milliseconds(timeout)
+        calls.resolve_route(timeout_ms)
+        calls.connect(parameters)
+        step = Step(
+            CmCall.RESOLVE_AND_CONNECT,
+            lambda: self.handle.cm_id.resolve_route(timeout_ms),
+            None,
+            translate=self._route_error,
+            calls=calls,
+        )
+        await self._perform_to(step, *_CONNECTED)
 
     def establish(self) -> None:
         """Confirm the connection of a queue pair that the caller itself moved: rdma_establish(3).
@@ -442,7 +474,7 @@ class BaseCmId(AsyncContextManagerMixin, ABC):
                 raise self._state.error(self._peer_name(), CmState.CONNECTED)
             self._state.move(CmState.CONNECTED)  # datagrams have no ESTABLISHED event here
         else:
-            await self._perform_to(step, *CONNECTED)
+            await self._perform_to(step, *_CONNECTED)
 
     def _prepare_answer(self, prepare: Callable[[], None]) -> None:
         """Call `prepare`. Its failure is the only sign that the peer gave up meanwhile."""
@@ -882,7 +914,7 @@ def _query_error(kind: CmEventType, error: VerbsError, peer: str) -> Exception:
     return failure
 
 
-def milliseconds(seconds: float) -> int:
+def _milliseconds(seconds: float) -> int:
     number = round(seconds * 1000)
     # rdma_resolve_route() rejects 0.
     return number if 0 < number < 2**31 else max(1, min(number, 2**31 - 1))

@@ -83,11 +83,12 @@ async def test_id_can_be_closed_after_a_cancelled_connect_or_accept(
         await close(client)
 
 
-@pytest.mark.awaits("AsyncCmId.resolve_and_connect")
+@both("resolve_and_connect")
+@both_kinds
 async def test_id_can_be_closed_after_a_cancelled_resolve_and_connect(
-    address: DeviceAddress,
+    address: DeviceAddress, kind: Kind
 ) -> None:
-    async with await listening(address, AsyncCmId) as listener, await AsyncCmId.create() as client:
+    async with await listening(address, kind) as listener, await kind.create() as client:
         await client.resolve_addr(parse_address(*listener.local_address))
         await client.create_qp(SMALL)
         connect = partial(client.resolve_and_connect, ConnectionParameters())

@@ -242,3 +242,14 @@ async def test_a_request_whose_queue_pair_cannot_be_made_is_destroyed(
             with pytest.raises(ValueError, match="is closed"):
                 await listener.get_request()
         await check_rejected(peer, task)
+
+
+async def test_a_sync_id_resolves_its_route_and_connects(simulation: Simulation) -> None:
+    async with listening(simulation) as listener, await SyncCmId.create() as cm_id:
+        await cm_id.resolve_addr(target(simulation))
+        await cm_id.create_qp(SMALL)
+        task = loops.create_task(cm_id.resolve_and_connect(ConnectionParameters(b"hello")))
+        async with await listener.get_request() as request:
+            await accept(request)
+            await task
+            assert cm_id.state is CmState.CONNECTED
