@@ -100,6 +100,8 @@ int aiordma_get_cm_events(struct rdma_event_channel *channel, struct aiordma_cm_
 				return count;
 			return count ? count : -1;
 		}
+		if (event->event == RDMA_CM_EVENT_ROUTE_ERROR)
+			aiordma_forget_route(event->id);
 		if (event->event != RDMA_CM_EVENT_ROUTE_RESOLVED ||
 		    !aiordma_connect_resolved(event->id))
 			copy_event(&events[count++], event, errno);

@@ -128,6 +128,7 @@ void aiordma_make_id_calls(struct aiordma_id_calls *calls);
 void aiordma_submit_id_calls(struct aiordma_id_calls *calls, struct aiordma_ended_calls *ended);
 void aiordma_own_id_calls(struct aiordma_id_calls *calls, struct aiordma_ended_calls *ended);
 void aiordma_run_id_calls(struct aiordma_id_calls *calls);
+void aiordma_forget_route(struct rdma_cm_id *id);
 int aiordma_connect_resolved(struct rdma_cm_id *id);
 int aiordma_destroy_id(struct rdma_cm_id *id);
 

@@ -166,14 +166,43 @@ static int failed(struct aiordma_id_calls *calls, int call, int result)
 	return 1;
 }
 
-/* Return the link to the calls of `id` that await its route; the last link if there are none. */
-static struct aiordma_id_calls **link_of(struct rdma_cm_id *id)
+/* Return the link to calls that await a route; the last link if they do not. */
+static struct aiordma_id_calls **link_to(const struct aiordma_id_calls *calls)
 {
 	struct aiordma_id_calls **link = &awaiting_route;
 
-	while (*link && (*link)->id != id)
+	while (*link && *link != calls)
 		link = &(*link)->next_awaiting;
 	return link;
+}
+
+static void stop_awaiting(const struct aiordma_id_calls *calls)
+{
+	struct aiordma_id_calls **link = link_to(calls);
+
+	if (*link)
+		*link = calls->next_awaiting;
+}
+
+/* Return the calls of `id` that await its route; NULL if there are none. */
+static struct aiordma_id_calls *awaiting(const struct rdma_cm_id *id)
+{
+	struct aiordma_id_calls *calls = awaiting_route;
+
+	while (calls && calls->id != id)
+		calls = calls->next_awaiting;
+	return calls;
+}
+
+/* Have an id not connect when its route is resolved. */
+void aiordma_forget_route(struct rdma_cm_id *id)
+{
+	struct aiordma_id_calls *calls;
+
+	pthread_mutex_lock(&ownership);
+	while ((calls = awaiting(id)))
+		stop_awaiting(calls);
+	pthread_mutex_unlock(&ownership);
 }
 
 static void await_route(struct aiordma_id_calls *calls)
@@ -183,23 +212,6 @@ static void await_route(struct aiordma_id_calls *calls)
 		calls->next_awaiting = awaiting_route;
 		awaiting_route = calls;
 	}
-	pthread_mutex_unlock(&ownership);
-}
-
-/* Remove the calls of `id` that await its route, and return them; NULL if there are none. */
-static struct aiordma_id_calls *remove_awaiting(struct rdma_cm_id *id)
-{
-	struct aiordma_id_calls **link = link_of(id), *calls = *link;
-
-	if (calls)
-		*link = calls->next_awaiting;
-	return calls;
-}
-
-static void forget_route(struct rdma_cm_id *id)
-{
-	pthread_mutex_lock(&ownership);
-	remove_awaiting(id);
 	pthread_mutex_unlock(&ownership);
 }
 
@@ -216,7 +228,7 @@ int aiordma_connect_resolved(struct rdma_cm_id *id)
 	int is_wanted, result;
 
 	pthread_mutex_lock(&ownership);
-	calls = *link_of(id);
+	calls = awaiting(id);
 	is_wanted = calls && !calls->is_cancelled;
 	if (is_wanted) {
 		parameters = calls->parameters;
@@ -228,16 +240,18 @@ int aiordma_connect_resolved(struct rdma_cm_id *id)
 		return 0;
 	result = rdma_connect(id, &parameters);
 	pthread_mutex_lock(&ownership);
-	calls = remove_awaiting(id); /* NULL if they were dropped meanwhile */
-	if (calls)
+	calls = awaiting(id); /* NULL if they were dropped meanwhile */
+	if (calls) {
+		stop_awaiting(calls);
 		failed(calls, AIORDMA_CONNECT, result);
+	}
 	pthread_mutex_unlock(&ownership);
 	return !result;
 }
 
 int aiordma_destroy_id(struct rdma_cm_id *id)
 {
-	forget_route(id); /* another id can have the address soon */
+	aiordma_forget_route(id); /* another id can have the address soon */
 	return rdma_destroy_id(id);
 }
 
@@ -252,8 +266,7 @@ void aiordma_free_id_calls(struct aiordma_id_calls *calls)
 	pthread_mutex_lock(&ownership);
 	is_under_way = calls->is_under_way;
 	calls->is_dropped = 1;
-	if (*link_of(calls->id) == calls)
-		remove_awaiting(calls->id);
+	stop_awaiting(calls);
 	calls->cell = NULL;
 	pthread_mutex_unlock(&ownership);
 	if (!is_under_way)
@@ -306,7 +319,7 @@ void aiordma_make_id_calls(struct aiordma_id_calls *calls)
 	if (calls->calls & AIORDMA_RESOLVE_ROUTE &&
 	    failed(calls, AIORDMA_RESOLVE_ROUTE,
 		   rdma_resolve_route(calls->id, calls->timeout_ms))) {
-		forget_route(calls->id);
+		aiordma_forget_route(calls->id);
 		return;
 	}
 	if (calls->calls & AIORDMA_ACCEPT &&

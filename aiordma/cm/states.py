@@ -9,7 +9,8 @@ connect cannot be repeated on the same id (FAILED). An id without a queue pair s
 The user then moves a queue pair and calls establish().
 
 resolve_and_connect() leads from ADDR_RESOLVED to CONNECTING: C calls rdma_connect() in place of the
-event ROUTE_RESOLVED. This event arrives in CONNECTING only if that has failed.
+event ROUTE_RESOLVED. This event arrives in CONNECTING only if that has failed, or if the task was
+cancelled.
 
 Passive side: a listener goes IDLE -> ADDR_BOUND -> LISTENING and stays there. Each CONNECT_REQUEST
 contains a new id, in state REQUESTED:

@@ -90,7 +90,7 @@ class MessageDataPath:
         operation needs the slow path."""
         self.finish = operations.finish
         """Wait until the operation of start_transfer() has completed."""
-        self.slow = SlowPath(cm, operations, options)
+        self.slow = SlowPath(cm, device, operations, options)
         """The operations that the core leaves to Python."""
         self._ring = (
             shared_receives.ring

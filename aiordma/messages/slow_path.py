@@ -13,7 +13,7 @@ from aiordma.messages.sender import Sender
 from aiordma.options import ConnectionOptions
 from aiordma.qp.operation import Operations
 from aiordma.qp.scatter_gather import ScatterGatherBuilder
-from aiordma.verbs import ProtectionDomain
+from aiordma.verbs import Device, ProtectionDomain
 from aiordma.verbs.queue_pair import NO_IMMEDIATE
 
 if TYPE_CHECKING:
@@ -27,13 +27,20 @@ class SlowPath:
     Each is made when it is first needed: most connections need none of them.
     """
 
-    def __init__(self, cm: AsyncCmId, operations: Operations, options: ConnectionOptions) -> None:
+    def __init__(
+        self,
+        cm: AsyncCmId,
+        device: Device,
+        operations: Operations,
+        options: ConnectionOptions,
+    ) -> None:
         """Have the core call this object for what it cannot do."""
         self.pd: ProtectionDomain
         """The protection domain of the queue pair, once that is made."""
         self.initiator_depth = 0
         """The number of reads and atomics that can be in flight. 0 until it is negotiated."""
         self._cm = cm
+        self._device = device
         self._operations = operations
         self._options = options
         self._builder: ScatterGatherBuilder | None = None
@@ -57,8 +64,7 @@ class SlowPath:
     def sender(self) -> Sender:
         """The sends."""
         if self._sender is None:
-            device = self._cm.device()
-            self._sender = Sender(self._operations, self.builder, self._options, device)
+            self._sender = Sender(self._operations, self.builder, self._options, self._device)
         return self._sender
 
     @property
@@ -66,7 +72,7 @@ class SlowPath:
         """The one-sided operations. First used after the negotiation of the depth."""
         if self._remote is None:
             self._remote = RemoteAccess(
-                self._cm.device(),
+                self._device,
                 self._operations,
                 self.builder,
                 self._options.max_inline,

@@ -126,7 +126,7 @@ class Endpoint(Generic[D_co]):
     async def connect(self, private_data: bytes) -> None:
         """Make the queue pair, connect, and wait until the peer has accepted.
 
-        If the id has no route yet, it is resolved in the same call of a worker thread.
+        If the id has no route yet, it is resolved in between.
 
         Raises: see AsyncCmId.connect and resolve_route. After that the caller can only abort() the
         endpoint.

@@ -91,7 +91,7 @@ class IdCalls:
         """Add CmId.connect(), for EventChannel.get_events() to make it in place of an event.
 
         resolve_route() is one of the calls. If connecting fails, get_events() returns the event
-        ROUTE_RESOLVED, and check() raises the error. The calls have ended before that.
+        ROUTE_RESOLVED. check() raises the error after that and after the end of the calls.
 
         Raises:
             ValueError: the private data is longer than 255 bytes.

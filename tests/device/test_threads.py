@@ -14,6 +14,7 @@ from aiordma.enums import TransportType
 from aiordma.rdmacm import DeviceAddress
 
 BLOCKING = {
+    "aiordma_destroy_id",
     "ibv_alloc_pd",
     "ibv_create_comp_channel",
     "ibv_create_cq",
@@ -23,7 +24,6 @@ BLOCKING = {
     "ibv_destroy_cq",
     "ibv_reg_mr",
     "rdma_create_qp",
-    "rdma_destroy_id",
     "rdma_free_devices",
     "rdma_get_devices",
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import gc
 import weakref
+from collections.abc import Awaitable, Callable
 from typing import Any
 from unittest import mock
 from unittest.mock import Mock
@@ -70,6 +71,27 @@ async def test_the_first_cause_is_kept(simulation: Simulation) -> None:
         endpoint.device_failed(VerbsError(errno.EINVAL, "ibv_get_cq_event"))
         with pytest.raises(DeviceRemoved, match="device was removed: "):
             await pair.near.connection.recv()
+
+
+async def test_the_first_operation_after_the_end_raises_its_cause(simulation: Simulation) -> None:
+    """The id is closed by then, because a request was in flight."""
+    async with connected(simulation) as pair:
+        connection, remote = pair.near.connection, aiordma.RemoteBuffer(1, 1, 10)
+        async with await connection.allocate(10) as region:
+            pair.near.hold()
+            await connection.send(b"in flight")
+            endpoint = connection._endpoint
+            simulation.cm.put(endpoint.cm, CmEventType.DEVICE_REMOVAL, status=-errno.EIO)
+            await loops.until(lambda: endpoint.cm.state is CmState.CLOSED, "the id to be closed")
+            operations: list[Callable[[], Awaitable[object]]] = [
+                lambda: connection.send(b"x"),
+                lambda: connection.send(b"x", invalidate=remote),
+                lambda: connection.read(remote, region),
+                lambda: connection.write(region, remote),
+            ]
+            for operation in operations:
+                with pytest.raises(DeviceRemoved):
+                    await operation()
 
 
 @pytest.mark.transport("IB")

@@ -8,7 +8,7 @@ import select
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from unittest.mock import patch
+from unittest.mock import Mock, patch
 
 import loops
 import pytest
@@ -18,6 +18,7 @@ from simulator.world import Failure
 
 from aiordma._native import lib
 from aiordma.cm import AsyncCmId, CmState
+from aiordma.enums import CmEventType
 from aiordma.errors import BusyError, LocalClosed, RdmaError, RouteError, VerbsError
 from aiordma.rdmacm import ConnectionParameters, EndedCalls, IdCalls, id_calls
 
@@ -231,9 +232,12 @@ async def test_a_cancelled_call_delays_the_destruction_of_its_id(simulation: Sim
         await cm_id.resolve_route()
 
 
+@pytest.mark.transport("IB")
 async def test_an_id_connects_when_its_route_is_resolved(simulation: Simulation) -> None:
     """C calls rdma_connect() in place of the event."""
     async with listening(simulation) as listener, await resolved_address(simulation) as cm_id:
+        events = Mock(wraps=cm_id.handle_event)
+        cm_id.handle_event = events  # type: ignore[method-assign]
         await cm_id.create_qp(SMALL)
         task = loops.create_task(cm_id.resolve_and_connect(ConnectionParameters(b"hello")))
         async with await listener.get_request() as request:
@@ -242,6 +246,7 @@ async def test_an_id_connects_when_its_route_is_resolved(simulation: Simulation)
             assert cm_id.state is CmState.CONNECTING
             await accept(request)
             await task
+        assert [call.args[0].type for call in events.call_args_list] == [CmEventType.ESTABLISHED]
     log = simulation.world.calls.log
     assert log.index("rdma_resolve_route") < log.index("rdma_connect")
 
@@ -270,21 +275,70 @@ async def test_a_route_that_is_not_found_ends_resolving_and_connecting(
         await cm_id.resolve_and_connect(ConnectionParameters())
 
 
-@pytest.mark.parametrize("end", ["cancelled", "dropped", "destroyed"])
+@pytest.mark.parametrize("end", ["cancelled", "dropped"])
 async def test_an_id_does_not_connect_when_its_calls_have_no_user(
     simulation: Simulation, end: str
 ) -> None:
     async with await resolved_address(simulation) as cm_id:
-        calls = IdCalls(cm_id.cm_id)
-        calls.resolve_route(1000)
-        calls.connect(ConnectionParameters())
-        lib.aiordma_make_id_calls(calls.pointer)
+        calls = connecting(cm_id)
         if end == "cancelled":
             calls.cancel()
-        elif end == "dropped":
+        else:
             del calls
             gc.collect()
-        else:
-            await cm_id.aclose()
         await loops.sleep(1)
+        assert cm_id.event is not None
+        assert cm_id.event.type is CmEventType.ROUTE_RESOLVED
     assert "rdma_connect" not in simulation.world.calls.log
+
+
+async def test_an_id_does_not_connect_with_the_calls_of_one_that_had_its_address(
+    simulation: Simulation,
+) -> None:
+    cm_id = await resolved_address(simulation)
+    address = cm_id.cm_id.address
+    simulation.cm.hold(CmEventType.ROUTE_RESOLVED)
+    calls = connecting(cm_id)
+    await loops.sleep(1)
+    await cm_id.aclose()
+    assert calls.pointer.failed == 0
+    simulation.cm.held.clear()
+    others = list[AsyncCmId]()
+    while not others or others[-1].cm_id.address != address:
+        others.append(await resolved_address(simulation))
+        assert len(others) < 1000, "the address is not used again"
+    await others[-1].resolve_route()
+    assert "rdma_connect" not in simulation.world.calls.log
+    for other in others:
+        await other.aclose()
+
+
+@pytest.mark.transport("IB")
+async def test_a_route_that_was_not_found_is_resolved_again(simulation: Simulation) -> None:
+    """The errors have references to the calls of the attempts, which must not connect any more."""
+    errors = list[BaseException]()
+    async with await resolved_address(simulation) as cm_id:
+        for _ in range(2):
+            simulation.cm.hold(CmEventType.ROUTE_RESOLVED)
+            task = await loops.start(cm_id.resolve_and_connect(ConnectionParameters()))
+            await loops.sleep(1)
+            simulation.cm.put(cm_id, CmEventType.ROUTE_ERROR, status=-errno.ETIMEDOUT)
+            with pytest.raises(RouteError) as caught:
+                await task
+            errors.append(caught.value)
+            simulation.cm.held.clear()
+            simulation.cm.id_of(cm_id).state = "address resolved"
+        errors.pop(0)
+        gc.collect()
+        await cm_id.resolve_route()
+        assert cm_id.state is CmState.ROUTE_RESOLVED
+    assert "rdma_connect" not in simulation.world.calls.log
+
+
+def connecting(cm_id: AsyncCmId) -> IdCalls:
+    """Make calls that resolve the route and connect: the event is not read yet."""
+    calls = IdCalls(cm_id.cm_id)
+    calls.resolve_route(1000)
+    calls.connect(ConnectionParameters())
+    lib.aiordma_make_id_calls(calls.pointer)
+    return calls
