@@ -166,20 +166,13 @@ static int failed(struct aiordma_id_calls *calls, int call, int result)
 	return 1;
 }
 
-/* Return the link to calls that await a route; the last link if they do not. */
-static struct aiordma_id_calls **link_to(const struct aiordma_id_calls *calls)
+/* Remove calls from the list, if they are in it. */
+static void stop_awaiting(const struct aiordma_id_calls *calls)
 {
 	struct aiordma_id_calls **link = &awaiting_route;
 
 	while (*link && *link != calls)
 		link = &(*link)->next_awaiting;
-	return link;
-}
-
-static void stop_awaiting(const struct aiordma_id_calls *calls)
-{
-	struct aiordma_id_calls **link = link_to(calls);
-
 	if (*link)
 		*link = calls->next_awaiting;
 }

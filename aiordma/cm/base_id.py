@@ -915,6 +915,5 @@ def _query_error(kind: CmEventType, error: VerbsError, peer: str) -> Exception:
 
 
 def _milliseconds(seconds: float) -> int:
-    number = round(seconds * 1000)
     # rdma_resolve_route() rejects 0.
-    return number if 0 < number < 2**31 else max(1, min(number, 2**31 - 1))
+    return max(1, min(round(seconds * 1000), 2**31 - 1))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from aiordma.cm.failures import error_for_event
-from aiordma.cm.states import CALLS, TRANSITIONS, CmCall, CmState
+from aiordma.cm.states import TRANSITIONS, CmCall, CmState, after_call
 from aiordma.enums import CmEventType
 from aiordma.errors import LocalClosed, PeerClosed, RdmaError
 from aiordma.rdmacm import CmEvent
@@ -59,7 +59,7 @@ class IdState:
         Raises:
             LocalClosed, PeerClosed, RdmaError: the call is not allowed in this state.
         """
-        state = CALLS[self.current].get(call)
+        state = after_call(self.current, call)
         if state is None:
             raise self._not_allowed(call)
         return state
@@ -70,10 +70,7 @@ class IdState:
         Raises: as check_allowed().
         """
         before = self.current
-        state = CALLS[before].get(call)
-        if state is None:
-            raise self._not_allowed(call)
-        self.move(state)
+        self.move(self.check_allowed(call))
         return before
 
     def call(self, call: CmCall, function: Callable[[], None]) -> None:
