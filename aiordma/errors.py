@@ -15,7 +15,7 @@ The hierarchy::
     |   |-- PeerTimeout                       the peer's machine does not answer any more
     |   `-- DeviceRemoved                     the RDMA device was removed
     |-- ReceiveOverrun                        messages came faster than they were received
-    |-- ProtocolError (also ConnectionError)  the peer of a stream violates rsocket's protocol
+    |-- ProtocolError (also ConnectionError)  the peer of a stream breaks its protocol
     |-- WorkRequestError                      the device could not do one operation: .status
     `-- BusyError                             another task already waits on the same object
 
@@ -267,7 +267,7 @@ class DeviceRemoved(ConnectionClosed):
 
 
 class ProtocolError(RdmaError, ConnectionError):
-    """The peer of a byte stream uses another protocol than rsocket, or breaks its rules."""
+    """The peer of a byte stream or message stream uses another protocol, or breaks its rules."""
 
 
 class WorkRequestError(RdmaError):

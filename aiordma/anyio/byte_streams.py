@@ -88,7 +88,10 @@ class RdmaByteStream(AbortingContextManagerMixin, AnyioByteStream):
     async def send_eof(self) -> None:
         """Finish sending: the peer receives the bytes sent before, and then the end.
 
-        Receiving goes on. Idempotent. Raises: as send().
+        Receiving goes on. Idempotent. It does nothing if the peer has closed the stream. If it is
+        cancelled, either the end is sent, or it is not and you can still send.
+
+        Raises: ClosedResourceError, BrokenResourceError, BusyResourceError: as send().
         """
         with self._sending:
             await self._checkpoint()

@@ -88,7 +88,7 @@ class RdmaMessageStream(AbortingContextManagerMixin, ObjectStream[bytes]):
     async def send_eof(self) -> None:
         """End the sending: the peer gets EndOfStream after the messages before. Idempotent.
 
-        Cancelling stops only the waiting.
+        If it is cancelled before the end is sent, nothing is sent, and you can still send.
 
         Raises: ClosedResourceError, BrokenResourceError: as send().
         """

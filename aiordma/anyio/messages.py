@@ -116,8 +116,8 @@ class RdmaConnection(AbortingContextManagerMixin, ObjectStream[bytes]):
     def extra_attributes(self) -> Attributes:
         """The attributes for `extra()`.
 
-        They are those of RdmaAttribute except `stream`, and the family, addresses and ports of
-        SocketAttribute.
+        They are those of RdmaAttribute except `message_stream` and `stream`, and the family,
+        addresses and ports of SocketAttribute.
         """
         return connection_attributes(self._connection)
 

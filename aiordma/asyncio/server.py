@@ -167,7 +167,10 @@ class StreamServer(asyncio.AbstractServer):
             transport.abort()
 
     async def wait_closed(self) -> None:
-        """Wait until close() has been called and all connections of the server have ended."""
+        """Wait until close() has been called and all connections of the server have ended.
+
+        Cancelling stops the wait only.
+        """
         await self._closed.wait()
         await self._listener.aclose()
         if self._task is not None:

@@ -69,6 +69,7 @@ class MessageRequest(BaseRequest):
 
         Raises:
             LocalClosed: the request was answered already.
+            ValueError: the private data is too long. The request can still be answered.
         """
         await self._reject(private_data)
 

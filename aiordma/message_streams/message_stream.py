@@ -112,6 +112,8 @@ class MessageStream(Registrar, AbortingContextManagerMixin):
         Raises:
             ValueError: the message has more frames or bytes than the peer takes, or registered
                 memory is closed, or belongs to another protection domain.
+            VerbsError: the memory could not be registered, for example because of the locked-memory
+                limit. The stream goes on.
             LocalClosed: the stream was closed here, or send_eof() was called.
             PeerClosed, PeerTimeout, DeviceRemoved, ...: the connection has ended.
         """
@@ -180,7 +182,7 @@ class MessageStream(Registrar, AbortingContextManagerMixin):
     async def send_eof(self) -> None:
         """Finish sending: the peer's `async for` ends after the messages before. Idempotent.
 
-        Cancelling stops only the waiting.
+        If it is cancelled before the end is sent, nothing is sent, and you can still send.
 
         Raises: as send(), except for ValueError.
         """
@@ -221,7 +223,10 @@ class MessageStream(Registrar, AbortingContextManagerMixin):
 
         A large message is read into the buffer without a copy. A buffer that is not registered is
         registered meanwhile. `progress` is called with the number of bytes that have arrived, each
-        time after some megabytes, and at the end. Cancelling loses no message.
+        time after some megabytes, and at the end.
+
+        Cancelling loses no message. The device can still write to the buffer, which stays pinned
+        until it has finished.
 
         Raises:
             ValueError: the message does not fit. It is the next one to be received.
@@ -238,8 +243,10 @@ class MessageStream(Registrar, AbortingContextManagerMixin):
         """Wait for the next message, and return its frames in the buffers of `allocator`.
 
         `allocator` is called with the sizes of all frames, before any byte moves. It returns a
-        buffer for each, which is at least as large. `progress` is that of recv_into(). Cancelling
-        loses no message: the next receive gets it again.
+        buffer for each, which is at least as large. `progress` is that of recv_into().
+
+        Cancelling loses no message: the next receive gets it again. The device can still write to
+        the buffers, which stay pinned until it has finished.
 
         Raises:
             ValueError: there are too few buffers, or one is too small. The message is the next one

@@ -143,7 +143,8 @@ class ByteStream(Registrar, AbortingContextManagerMixin):
     async def send_eof(self) -> None:
         """Finish sending: the peer reads the bytes sent before, and then the end.
 
-        Receiving goes on. Idempotent. It does nothing if the peer has closed the stream.
+        Receiving goes on. Idempotent. It does nothing if the peer has closed the stream. If it is
+        cancelled, either the end is sent, or it is not and you can still send.
 
         Raises:
             LocalClosed: the stream was closed here.

@@ -63,14 +63,23 @@ class RdmaStream(HalfCloseableStream):
             raise_as_trio(error)
 
     async def wait_send_all_might_not_block(self) -> None:
-        """Wait until some bytes can be sent at once. Raises: as send_all()."""
+        """Wait until some bytes can be sent at once. Cancelling stops the wait only.
+
+        Raises: as send_all().
+        """
         try:
             await self.stream.wait_sendable()
         except RdmaError as error:
             raise_as_trio(error)
 
     async def send_eof(self) -> None:
-        """Finish sending; receiving goes on. Idempotent. Raises: as send_all()."""
+        """Finish sending; receiving goes on. Idempotent.
+
+        It does nothing if the peer has closed the stream. If it is cancelled, either the end is
+        sent, or it is not and you can still send.
+
+        Raises: as send_all(), except that it can be called again.
+        """
         try:
             await self.stream.send_eof()
         except RdmaError as error:
