@@ -8,8 +8,9 @@ found wherever it is.
 A second thread, the watcher, looks at the loop's thread at the same interval. A call blocks only if
 the watcher has seen the thread asleep SAMPLES times in a row, and not in the loop's wait for
 events. On a slow machine the watcher looks less often. So a call that is slow because the whole
-machine is slow does not block. Hundreds of calls in one iteration of the loop that each wait
-shortly for a lock of the kernel are not a blocking call either.
+machine is slow does not block. Nor is a call blocked while the machine stands still: then neither
+thread runs. Hundreds of calls in one iteration of the loop that each wait shortly for a lock of the
+kernel are not a blocking call either.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ INTERVAL = 0.05
 LIMIT = 0.3
 # The number of times that the watcher must see the thread asleep.
 SAMPLES = 5
-# Seconds of sleep that count as blocked if the watcher could not run: the call has held the GIL.
+# Seconds of sleep that count as blocked if the watcher has waited for the GIL: a call has held it.
 GIL_LIMIT = 2.0
 
 # The functions in which a loop waits for events: asyncio's (in its selector), trio's, and the
@@ -93,6 +94,9 @@ class BlockingDetector:
         self._stopped = threading.Event()
         self._watcher = threading.Thread(target=self._watch, daemon=True)
         self._watcher.start()
+        task = f"/proc/self/task/{self._watcher.native_id}"
+        self._watcher_file = os.open(f"{task}/schedstat", os.O_RDONLY | os.O_CLOEXEC)
+        self._last_runs = 0
 
     def tick(self) -> None:
         """Note if the thread was blocked since the last tick."""
@@ -100,7 +104,12 @@ class BlockingDetector:
         was_seen = self._most_samples >= SAMPLES
         limit = LIMIT if was_seen else GIL_LIMIT
         asleep = (now.wall - self._last.wall) - (now.accounted - self._last.accounted) - INTERVAL
-        if asleep > max(limit, self._longest) and self._where != WAITING:
+        # A thread that waits for the GIL runs every 5 ms. If the machine stood still, it did not.
+        runs = int(os.pread(self._watcher_file, 1000, 0).split()[2])
+        was_kept_out = runs - self._last_runs > asleep / INTERVAL
+        self._last_runs = runs
+        is_long = asleep > max(limit, self._longest)
+        if is_long and (was_seen or was_kept_out) and self._where != WAITING:
             self._longest = asleep
             self._longest_where = self._where if was_seen else ""
         self._where = ""
@@ -125,7 +134,7 @@ class BlockingDetector:
         """Stop the watcher. No tick() follows."""
         self._stopped.set()
         self._watcher.join()
-        for file in self._files:
+        for file in (*self._files, self._watcher_file):
             os.close(file)
 
     def report(self) -> str | None:

@@ -280,6 +280,18 @@ async def send_one_at_a_time(send: Callable[[bytes], Awaitable[None]], to: Conne
         )
 
 
+@contextlib.contextmanager
+def kernel_parameter(name: str, value: str) -> Iterator[None]:
+    """Set a parameter of the kernel in the block: a path below /proc/sys. See sysctl(8)."""
+    path = Path("/proc/sys", name)
+    before = path.read_text()
+    path.write_text(value)
+    try:
+        yield
+    finally:
+        path.write_text(before)
+
+
 def has_received(connection: Connection, count: int) -> bool:
     """Return True if at least `count` messages have arrived at a connection so far."""
     return connection.stats.messages_received >= count

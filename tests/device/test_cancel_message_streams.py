@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
 
 import loops
 import pytest
@@ -10,7 +11,7 @@ from cancelling import cancel, cancelled
 from helpers import can_be_resized
 from streaming import message_streams, pattern
 
-from aiordma import LocalClosed, MessageOptions, MessageStream, PeerClosed
+from aiordma import Connection, LocalClosed, MessageOptions, MessageStream, PeerClosed
 from aiordma.rdmacm import DeviceAddress
 
 OPTIONS = MessageOptions(window=2, announcements=1)
@@ -43,9 +44,18 @@ async def receive_frames(stream: MessageStream) -> bytes:
     "receive", [MessageStream.recv, receive_message, receive_into, receive_frames, anext]
 )
 async def test_cancelled_receive_loses_no_message(
-    address: DeviceAddress, receive: Callable[[MessageStream], Awaitable[bytes]]
+    address: DeviceAddress,
+    receive: Callable[[MessageStream], Awaitable[bytes]],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Cancelled before the message comes, before it begins, and while the device reads."""
+    read, begun, may_end = Connection.read, list[bool](), list[bool]()
+
+    async def read_slowly(*arguments: Any) -> None:
+        begun.append(True)
+        await read(*arguments)
+        await loops.until(lambda: may_end, "the test to go on")
+
     async with message_streams(address, OPTIONS) as (near, far):
         await cancel(lambda: receive(far))
         await near.send(b"kept")
@@ -53,8 +63,12 @@ async def test_cancelled_receive_loses_no_message(
         assert await receive(far) == b"kept"
         sending = loops.create_task(near.send(LARGE))
         await loops.until(lambda: far._connection.stats.messages_unread, "the announcement")
-        assert await cancelled(lambda: receive(far))
+        monkeypatch.setattr(Connection, "read", read_slowly)
+        receiving = loops.create_task(receive(far))
+        await loops.until(lambda: begun, "the read to be posted")
+        await loops.cancel(receiving)
         assert not sending.done()
+        may_end.append(True)
         assert await receive(far) == LARGE
         await sending
 

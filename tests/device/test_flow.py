@@ -233,6 +233,9 @@ async def test_a_slow_reader_does_not_delay_other_connections(address: DeviceAdd
             await slow.client.send(b"%d" % number)
             await quick.client.send(b"q")
             assert await quick.server.recv() == b"q"
+            # All messages are taken: there are never more on the way than shared receives.
+            arrived = partial(has_received, slow.server, number + 1)
+            await loops.until(arrived, "the message of the slow connection")
         await loops.until(lambda: slow.server.stats.messages_unread == 80, "80 messages to arrive")
         assert [int(await slow.server.recv()) for _ in range(80)] == list(range(80))
         with pytest.raises(PeerClosed):

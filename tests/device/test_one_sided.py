@@ -6,6 +6,7 @@ import array
 import pickle
 
 import loops
+import machine
 import pytest
 from helpers import SHARED, Pair, access_refused, connected
 
@@ -220,8 +221,8 @@ async def test_many_tasks_write_read_and_send_at_once(
             assert far[number * size : (number + 1) * size] == bytes([rounds - 1, number]) * 256
         assert pair.client.stats.reads == pair.client.stats.writes == tasks * rounds
         assert pair.client.stats.sends_posted == 0
-    if not loops.on_trio():  # trio wakes each task on its own
-        assert max(chains) > 1
+    if machine.simulated is not None and not loops.on_trio():  # trio wakes each task on its own
+        assert max(chains) > 1  # a real device can report each completion alone
 
 
 async def test_a_read_with_initiator_depth_0_is_refused(address: DeviceAddress) -> None:

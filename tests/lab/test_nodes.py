@@ -1,6 +1,7 @@
 """A lab of two nodes on a wire: commands on each of them, and the faults that tests bring about."""
 
 import contextlib
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -147,6 +148,8 @@ def test_netem_changes_what_a_node_sends(node1: Node, node2: Node) -> None:
             send(sender, 100, target)
             if received:
                 wait_until(lambda: datagrams(node1) - before >= received)  # noqa: B023
+            else:
+                wait_until(lambda: dropped(node2, "rxe") >= 100)
             assert datagrams(node1) - before == received
         node2.netem("corrupt", "100%", device="rxe")
         before = datagrams(node1, "InCsumErrors")
@@ -281,6 +284,14 @@ def datagrams(node: Node, counter: str = "received") -> int:
     names, values = (line.split()[1:] for line in lines if line.startswith("Udp:"))
     counters = dict(zip(names, map(int, values), strict=True))
     return counters["NoPorts"] if counter == "received" else counters[counter]
+
+
+def dropped(node: Node, device: str) -> int:
+    """Return the number of packets that netem has dropped on a device of a node."""
+    found = re.search(
+        r"dropped (\d+)", node.run("tc", "-s", "qdisc", "show", "dev", f"{device}-wire")
+    )
+    return int(found[1]) if found else 0
 
 
 def carriers(node: Node) -> dict[str, str]:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
-from pathlib import Path
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
 from typing import TypeVar
 
 import loops
 import pytest
 from cm_ids import MESSAGE_SIZE, SMALL, CmId, Kind, OwnQueuePair, both_kinds, listening, resolved
 from exchanges import check_service, listener_stats, until_counted, until_requested
-from helpers import TIME_LIMIT, has_waiter, run_program
+from helpers import TIME_LIMIT, has_waiter, kernel_parameter, run_program
 from network_peer import Peer
 
 from aiordma import AddressError, ConnectError
@@ -25,26 +24,11 @@ T = TypeVar("T")
 
 # Soft-RoCE takes 7 retries for ever.
 FINITE = ConnectionParameters(retry_count=6)
-TCP_RETRIES = Path("/proc/sys/net/ipv4/tcp_retries2")
 FAULTS: dict[str, Callable[[Peer], None]] = {
     "power cut": Peer.power_off,
     "SIGKILL": Peer.kill,
     "cable pulled": Peer.pull_cable,
 }
-
-
-@contextmanager
-def few_tcp_retries() -> Iterator[None]:
-    """Let TCP give up after 3 retries in the block. By default it takes a quarter of an hour.
-
-    An id on iWARP has no other limit: only connections check whether their peer answers.
-    """
-    before = TCP_RETRIES.read_text()
-    TCP_RETRIES.write_text("3")
-    try:
-        yield
-    finally:
-        TCP_RETRIES.write_text(before)
 
 
 @asynccontextmanager
@@ -90,7 +74,9 @@ async def test_every_wait_of_an_id_ends(
             await until_requested(peer)
             receive = loops.create_task(timed("get_recv_comp", receiving.get_recv_comp()))
             await loops.until(lambda: has_waiter(receiving), "a thread to wait for a completion")
-            with few_tcp_retries():
+            # TCP gives up after 3 retries. By default it takes a quarter of an hour, and an id on
+            # iWARP has no other limit: only connections check whether their peer answers.
+            with kernel_parameter("net/ipv4/tcp_retries2", "3"):
                 await loops.to_thread(FAULTS[fault], peer)
                 if fault != "SIGKILL":
                     await send(receiving)  # a device that sends nothing notices nothing

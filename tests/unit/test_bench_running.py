@@ -12,10 +12,11 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
-from aiordma.bench import environment, implementations, processes, report
+from aiordma.bench import environment, implementations, processes, progress, report
 from aiordma.bench.environment import Environment
 from aiordma.bench.errors import BenchError
 from aiordma.bench.implementations import Implementation, select
@@ -227,13 +228,16 @@ def test_program_that_does_not_exist_raises() -> None:
 
 
 def test_client_is_retried_until_a_silent_server_listens(tmp_path: Path) -> None:
-    ready = str(tmp_path / "ready")
-    server = f"import time, pathlib; time.sleep(0.3); pathlib.Path({ready!r}).touch(); "
-    client = f"import os, sys; sys.exit('refused') if not os.path.exists({ready!r}) else 0; "
-    found = run_pair(
-        pair(server + "time.sleep(60)", client + "print(sys.argv[1])", 99, server_exits=False), 60
+    refused, ready = (str(tmp_path / name) for name in ("refused", "ready"))
+    server = (
+        f"import os, pathlib, time\nwhile not os.path.exists({refused!r}): time.sleep(0.01)\n"
+        f"pathlib.Path({ready!r}).touch()\ntime.sleep(60)"
     )
-    assert found == 99
+    client = (
+        f"import os, pathlib, sys\nif not os.path.exists({ready!r}):\n"
+        f"    pathlib.Path({refused!r}).touch()\n    sys.exit('refused')\nprint(sys.argv[1])"
+    )
+    assert run_pair(pair(server, client, 99, server_exits=False), 60) == 99
 
 
 def test_client_is_not_retried_after_the_start_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -484,13 +488,16 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_progress_is_one_line_on_a_terminal_and_one_for_each_round_in_a_file() -> None:
+def test_progress_is_one_line_on_a_terminal_and_one_for_each_round_in_a_file(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(progress, "time", Mock(monotonic=lambda: 5.0))
     terminal, file = Terminal(), io.StringIO()
     for out, steps in ((terminal, [(1, "ib_send_lat")]), (file, [(1, "a"), (1, "b"), (2, "a")])):
-        progress = Progress(out)
+        shown = Progress(out)
         for number, name in steps:
-            progress(Step(WORK, name, number, 2))
-        progress.clear()
+            shown(Step(WORK, name, number, 2))
+        shown.clear()
     title = "latency: round trips of 64 bytes, round"
     line = f"\r\x1b[K0:00  {title} 1 of 2: ib_send_lat"
     assert terminal.getvalue() == f"{line[:84]}\r\x1b[K"

@@ -26,6 +26,7 @@ from aiordma import (
     StreamStats,
     VerbsError,
 )
+from aiordma.loop.time_budget import LoopTimeBudget
 from aiordma.verbs import QueuePair
 
 OPTIONS = StreamOptions(mappings=2, adaptive_poll=False)  # polling reads the real clock
@@ -169,8 +170,17 @@ async def test_copied_data_is_signaled_when_a_quarter_of_the_ring_is_used(
 
 
 @pytest.mark.parametrize("budget", [10**18, 0], ids=["polls", "yields, then polls"])
-async def test_a_sender_polls_for_room_before_it_waits(simulation: Simulation, budget: int) -> None:
+async def test_a_sender_polls_for_room_before_it_waits(
+    simulation: Simulation, budget: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """There is no room for all bytes until completions are taken, which have arrived already."""
+    yield_to_loop = LoopTimeBudget.yield_to_loop
+
+    async def yield_and_allow(loop_budget: LoopTimeBudget) -> None:
+        await yield_to_loop(loop_budget)
+        allow_polling(near, 10**18)  # the budget is real time
+
+    monkeypatch.setattr(LoopTimeBudget, "yield_to_loop", yield_and_allow)
     async with connected(simulation) as (near, far):
         nbytes = 3 * StreamOptions().send_buffer // 4
         await near.send(bytes(nbytes))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -163,6 +164,27 @@ async def test_at_work():
     # At the beginning of a line: on CI, the summary of pytest repeats the message.
     assert output.count("\nthe loop's thread was blocked for ") == 6
     assert "time.sleep(0.4)" in output  # the place in the code
+
+
+def test_a_call_that_holds_the_gil_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blocking, "GIL_LIMIT", 0.3)
+    detector = BlockingDetector()
+    ctypes.PyDLL(None).usleep(800_000)
+    detector.tick()
+    detector.stop()
+    assert "perhaps the GIL was held" in (detector.report() or "")
+
+
+def test_a_machine_that_stood_still_has_not_blocked_the_loop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Neither the loop's thread nor the watcher has run for a minute."""
+    detector = BlockingDetector()
+    began = blocking._Times.now(detector._files[0])
+    monkeypatch.setattr(detector, "_last", began._replace(wall=began.wall - 60))
+    detector.tick()
+    detector.stop()
+    assert detector.report() is None
 
 
 @on_each_loop
