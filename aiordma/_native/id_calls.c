@@ -31,8 +31,9 @@ struct pool {
 	pthread_cond_t changed;
 	struct aiordma_id_calls *first, **last;
 	int threads;
-	int idle; /* threads that wait, and those that are being started */
-	int busy;
+	int idle;      /* threads that wait, and those that are being started */
+	int busy;      /* threads with a job, except those that were taken to be blocked */
+	int stalls;    /* how often the busy threads were taken to be blocked */
 	int is_waking; /* a thread was called, and does not run yet */
 	int watching;  /* idle threads that wait for the busy ones to take a job */
 	long long last_taken;
@@ -415,6 +416,10 @@ static struct aiordma_id_calls *next_job(struct pool *pool)
 	job = pool->first;
 	if (!job)
 		return NULL;
+	if (pool->busy >= BUSY_THREADS) { /* they are blocked, and do not count any more */
+		pool->stalls++;
+		pool->busy = 0;
+	}
 	pool->first = job->next;
 	if (!pool->first)
 		pool->last = &pool->first;
@@ -483,12 +488,13 @@ static void *work(void *argument)
 {
 	struct aiordma_id_calls *job;
 	struct pool *pool = argument;
-	int signals;
+	int signals, stalls;
 
 	use_batch_scheduling();
 	pthread_mutex_lock(&pool->lock);
 	pool->is_waking = 0;
 	while ((job = next_job(pool))) {
+		stalls = pool->stalls;
 		signals = 0;
 		if (pool->first)
 			call_thread(pool, &signals);
@@ -497,7 +503,7 @@ static void *work(void *argument)
 			pthread_cond_signal(&pool->changed);
 		aiordma_run_id_calls(job);
 		pthread_mutex_lock(&pool->lock);
-		pool->busy--;
+		pool->busy -= pool->stalls == stalls; /* else it was taken to be blocked */
 		pool->idle++;
 	}
 	pool->threads--;

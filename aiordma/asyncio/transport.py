@@ -304,12 +304,12 @@ class StreamTransport(asyncio.Transport):
     def _stop_sending(self, error: RdmaError) -> None:
         """Stop sending after `error`.
 
-        If the protocol reads, the received data is passed to it first; reading then ends with the
-        reason. Otherwise the connection is ended at once.
+        If the protocol reads, the received data is passed to it first, with what the device has not
+        reported yet; reading then ends with the reason. Otherwise the connection is ended at once.
         """
         self._sending_error = error
         self._buffer.clear()
-        if self.is_reading() and self._receiver.is_readable():
+        if self.is_reading():
             self._schedule()
         else:
             self._lose(error)

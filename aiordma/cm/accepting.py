@@ -16,7 +16,7 @@ from aiordma.cm.occasional_log import OccasionalLog
 from aiordma.errors import BusyError, ConnectError, LocalClosed, RdmaError
 from aiordma.loop import Deadline, WaitQueue, checkpoint, task_group, yield_of
 from aiordma.loop.context_managers import AsyncContextManagerMixin, Closable
-from aiordma.options import ListenerLimits, PrivateDataLimits, check_private_data
+from aiordma.options import ListenerLimits
 from aiordma.rdmacm.address import format_address
 
 logger = logging.getLogger(__name__)
@@ -72,7 +72,6 @@ class BaseRequest:
             logger.debug("no peer to reject: %s", error)
             await checkpoint()
             return
-        check_private_data(private_data, PrivateDataLimits.of(self._cm.device()).reject)
         self._cm.reject(private_data)
         await self._cm.aclose()
 

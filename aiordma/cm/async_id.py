@@ -12,7 +12,7 @@ from aiordma.cm.states import CmCall, CmState
 from aiordma.cm.step import Step
 from aiordma.dispatch import CmDispatcher
 from aiordma.enums import PortSpace
-from aiordma.errors import BusyError, LocalClosed, VerbsError
+from aiordma.errors import BusyError, DeviceRemoved, LocalClosed, VerbsError
 from aiordma.loop import (
     WaitQueue,
     cancellation_of,
@@ -105,12 +105,14 @@ class AsyncCmId(BaseCmId):
     async def _make_calls(self, step: Step, calls: IdCalls, is_done: Callable[[], bool]) -> None:
         """Await the calls of a step in a thread of C, and the events until `is_done()`.
 
-        If `step.finish` has to follow, do not wait for events.
+        If `step.finish` has to follow, do not wait for events. After abort(), wait for nothing.
         """
         if step.prepare is not None:
             await self.handle.call(step.prepare)
 
         def is_over() -> bool:
+            if self._state.current is CmState.CLOSED:
+                return True
             if calls.have_failed or step.finish is not None:
                 return calls.have_ended
             return calls.have_ended and is_done()
@@ -126,9 +128,10 @@ class AsyncCmId(BaseCmId):
         self.handle.make_calls(calls, on_end)
         try:
             await self._wait(is_over)
-        except BaseException:
-            calls.cancel()
-            raise
+        finally:
+            calls.cancel()  # those that have not begun, and connecting along a route
+        if self._state.current is CmState.CLOSED:
+            return
         try:
             calls.check()
         except VerbsError as error:
@@ -137,12 +140,14 @@ class AsyncCmId(BaseCmId):
             await self.handle.call(step.finish)
 
     async def _wait(self, is_over: Callable[[], bool]) -> None:
-        """Wait for the change that makes `is_over()` true. It is not true yet."""
+        """Wait for the change that makes `is_over()` true."""
         self._is_awaited = is_over
         try:
-            await self._changed.wait()
+            while not is_over():
+                await self._changed.wait()
         finally:
-            self._is_awaited = None
+            if self._is_awaited is is_over:  # else this task was cancelled, and another one waits
+                self._is_awaited = None
 
     def _note_reply(self) -> None:
         if self.on_replied is not None:
@@ -157,6 +162,10 @@ class AsyncCmId(BaseCmId):
             self._changed.wake_all()
         if self.on_change is not None:
             self.on_change()
+
+    def dispatch_events(self) -> None:
+        """Process the events of the ids on this loop that have arrived and are not read yet."""
+        self._dispatcher.read_all()
 
     # --- listening ---
 
@@ -199,7 +208,7 @@ class AsyncCmId(BaseCmId):
             try:
                 request.handle.move_to(self.handle.loop)
                 request.handle.move_to_loop(self._dispatcher)
-            except VerbsError as error:
+            except (VerbsError, DeviceRemoved) as error:
                 logger.info("a connection request was dropped with its device: %s", error)
                 request.handle.destroy()
             else:

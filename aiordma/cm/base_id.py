@@ -34,6 +34,7 @@ from aiordma.loop import (
     worker_pool,
 )
 from aiordma.loop.context_managers import AsyncContextManagerMixin
+from aiordma.options import DATAGRAM_LIMITS, PrivateDataLimits, check_private_data
 from aiordma.rdmacm import (
     CmEvent,
     CmId,
@@ -84,8 +85,9 @@ _CONNECTED = (
 class BaseCmId(AsyncContextManagerMixin, ABC):
     """A communication identifier with awaitable operations, asynchronous or synchronous.
 
-    Every await can be cancelled. The operation is then incomplete, and the id can only be closed.
-    Only one task at a time can wait for an id.
+    Every await can be cancelled. After a cancelled resolve_addr(), resolve_route(), set_path(),
+    connect(), resolve_and_connect() or accept(), the id can only be closed. Only one task at a time
+    can wait for an id.
     """
 
     def __init__(self, handle: IdHandle, state: CmState, event: CmEvent | None) -> None:
@@ -452,6 +454,10 @@ class BaseCmId(AsyncContextManagerMixin, ABC):
 
         Raises:
             ConnectError: the peer has disconnected, or did not confirm.
+            DeviceRemoved: the device was removed.
+            VerbsError: the queue pair could not be made, or a receive not posted. The request is
+                rejected.
+            LocalClosed: the id is closed, or was closed during the wait.
         """
         is_requested = self._state.current is CmState.REQUESTED
         is_datagram = is_requested and self.handle.cm_id.is_datagram
@@ -498,6 +504,9 @@ class BaseCmId(AsyncContextManagerMixin, ABC):
         try:
             self.handle.cm_id.reject()
         except VerbsError:
+            failure = translate_removal(error)
+            if failure is not error:
+                return failure
             return ConnectError(f"{self._peer_name()} gave up before it was accepted")
         return error
 
@@ -508,8 +517,13 @@ class BaseCmId(AsyncContextManagerMixin, ABC):
         rdma_reject_ece(3). It is no error if the peer has disconnected meanwhile.
 
         Raises:
+            ValueError: the private data is longer than 148 bytes, 251 on iWARP, 136 of datagrams.
             LocalClosed: the request was answered already.
         """
+        self._state.check_allowed(CmCall.REJECT)
+        is_datagram = self.handle.cm_id.is_datagram
+        limits = DATAGRAM_LIMITS if is_datagram else PrivateDataLimits.of(self.device())
+        check_private_data(private_data, limits.reject)
         try:
             self._state.call(CmCall.REJECT, lambda: self.handle.cm_id.reject(private_data, ece=ece))
         except VerbsError as error:

@@ -24,6 +24,7 @@ from aiordma.loop import (
     is_forked_child,
     make_in_worker,
     run_in_worker,
+    running_loop,
     worker_pool,
 )
 from aiordma.rdmacm import CmId, IdAddresses, IdCalls, OwnChannel, OwnObjects, device_contexts
@@ -64,9 +65,9 @@ class IdHandle:
         self._pre_destroy_hooks: dict[Hashable, Callable[[], None]] = {}
         self._destroyed_callbacks: list[tuple[Callable[[], None], Callable[[], bool]]] = []
         self._released_callbacks: list[Callable[[], None]] = []
-        self._is_destroying = False
-        self._is_destroyed = False
-        self._waiters = WaitQueue(loop)
+        self._is_destroying = self._is_destroyed = False
+        self._waiters: dict[Loop, WaitQueue] = {}
+        """The tasks of wait_destroyed(). Any loop can close a SyncCmId."""
 
     @property
     def qp(self) -> QueuePair | None:
@@ -74,10 +75,9 @@ class IdHandle:
         return self.cm_id.qp
 
     def move_to(self, loop: Loop) -> None:
-        """Belong to another loop from now on. Call this on the thread of that loop."""
-        if loop is not self.loop:
+        """Belong to another loop from now on, unless destruction has begun."""
+        if not self._is_destroying:
             self.loop = loop
-            self._waiters = WaitQueue(loop)
 
     def add_pre_destroy_hook(self, key: Hashable, hook: Callable[[], None]) -> None:
         """Make a worker thread call `hook` before anything is destroyed."""
@@ -315,17 +315,17 @@ class IdHandle:
         self._finish()
 
     async def wait_destroyed(self) -> None:
-        """Wait until everything is destroyed. Cancelling stops the wait only.
+        """Wait until everything is destroyed, on any loop. Cancelling stops the wait only.
 
         A warning is logged if that takes longer than SLOW_DESTRUCTION_SECONDS.
         """
-        await checkpoint(self.loop)
-        if self._is_destroyed or is_forked_child():
-            return
-        timer = Deadline(self.loop, SLOW_DESTRUCTION_SECONDS, _log_slow_destruction)
+        loop = running_loop()
+        await checkpoint(loop)
+        waiters = self._waiters.setdefault(loop, WaitQueue(loop))  # first: see _finish()
+        timer = Deadline(loop, SLOW_DESTRUCTION_SECONDS, _log_slow_destruction)
         try:
             while not self._is_destroyed and not is_forked_child():
-                await self._waiters.wait()
+                await waiters.wait()
         finally:
             timer.cancel()
 
@@ -338,7 +338,12 @@ class IdHandle:
             ensure_called(self.loop, self._finish)
 
     def _destroy_objects(self) -> None:
-        self._run_pre_destroy_hooks()
+        while self._pre_destroy_hooks:
+            _, hook = self._pre_destroy_hooks.popitem()
+            try:
+                hook()
+            except RdmaError as error:
+                logger.debug("ignored: %s", error)
         own = self.cm_id.own_objects()
         # The id first: afterwards rdma_get_cm_event(), on the loop's thread, can no longer be
         # using its queue pair.
@@ -358,14 +363,6 @@ class IdHandle:
         _undestroyed.append((own, self._destroyed_callbacks, self._released_callbacks))
         self._released_callbacks = []
 
-    def _run_pre_destroy_hooks(self) -> None:
-        while self._pre_destroy_hooks:
-            _, hook = self._pre_destroy_hooks.popitem()
-            try:
-                hook()
-            except RdmaError as error:
-                logger.debug("ignored: %s", error)
-
     def _free_memory(self) -> None:
         for callback, _ in reversed(self._destroyed_callbacks):
             try:
@@ -383,7 +380,11 @@ class IdHandle:
                 logger.exception("%r failed", callback)
         self._released_callbacks, self._destroyed_callbacks = [], []
         self._is_destroyed = True
-        self._waiters.wake_all()
+        for loop, waiters in list(self._waiters.items()):
+            if loop is self.loop:
+                waiters.wake_all()
+            else:
+                ensure_called(loop, waiters.wake_all)
 
 
 def _log_slow_destruction() -> None:

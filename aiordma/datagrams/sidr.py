@@ -72,7 +72,6 @@ class DatagramRequest:
             LocalClosed: the request was answered already.
             ValueError: the private data is too long; the request can still be answered.
         """
-        check_private_data(private_data, DATAGRAM_LIMITS.reject)
         try:
             self._cm.check_unanswered()
         except ConnectError as error:

@@ -120,21 +120,27 @@ class CmDispatcher:
             VerbsError: see CmId.create.
             DeviceRemoved: the channel has failed, so no event of the id would be read.
         """
+        self._check_works()
+        return CmId.create(self._channel, port_space)
+
+    def _check_works(self) -> None:
         if self._error is not None:
             raise DeviceRemoved(f"the rdma_cm event channel failed: {self._error}")
-        return CmId.create(self._channel, port_space)
 
     def migrate_id(self, cm_id: CmId) -> None:
         """Move an id to the channel. Its pending events are dispatched by read_all().
 
         Raises:
             VerbsError: see CmId.migrate.
+            DeviceRemoved: the channel has failed.
         """
+        self._check_works()
         cm_id.migrate(self._channel)
 
     def read_all(self) -> None:
         """Dispatch all events that are pending on the channel now."""
-        self._reader.read_all()
+        if self._error is None:
+            self._reader.read_all()
 
     def _dispatch(self, event: CmEvent) -> None:
         handler = self._handlers.get(event.id, _no_handler)()

@@ -33,6 +33,7 @@ class DeviceSubscription:
         self.device = device
         self._handler = handler
         self._active = False
+        self._is_removed = False
 
     def start(self) -> None:
         """Begin. Call it on the loop's thread.
@@ -49,7 +50,7 @@ class DeviceSubscription:
                 reader = _readers[self.device, self.loop] = _Reader(self.device, self.loop)
             reader.subscriptions.append(self)
         reader.watch()
-        if device_contexts.is_removed(self.device):  # before the subscription
+        if reader.is_removed or device_contexts.is_removed(self.device):  # before the subscription
             call_threadsafe(self.loop, reader.dispatch_removal)
 
     def stop(self) -> None:
@@ -71,8 +72,9 @@ class DeviceSubscription:
 
     def handle(self, event: AsyncEvent) -> None:
         """Call the handler. An exception is only logged. Called by the reader."""
-        if not self._active:
+        if not self._active or self._is_removed:
             return
+        self._is_removed = event.type is AsyncEventType.DEVICE_FATAL
         try:
             self._handler(event)
         except Exception:  # the other handlers must get the event too
@@ -87,10 +89,11 @@ class _Reader:
         self._device = device
         self._loop = loop
         self._watching = False
-        self._removed = False
+        self.is_removed = False
+        """True if the removal of the device was dispatched."""
 
     def watch(self) -> None:
-        if not self._watching and not self._removed:
+        if not self._watching and not self.is_removed:
             self._watching = True
             self._loop.add_reader(self._device.async_fd, self._on_readable)
 
@@ -108,10 +111,9 @@ class _Reader:
             subscription.handle(event)
 
     def dispatch_removal(self) -> None:
+        """Dispatch the removal to the subscriptions that do not know it yet."""
         self.unwatch()  # the fd might stay readable for ever
-        if self._removed:
-            return
-        self._removed = True
+        self.is_removed = True
         event = AsyncEvent(self._device.name, AsyncEventType.DEVICE_FATAL)
         for subscription in list(self.subscriptions):
             subscription.handle(event)

@@ -76,15 +76,18 @@ class StatsCollector(Collector):
     def collect(self) -> Iterable[Metric]:
         """Return the metrics with their present values."""
         with self._lock:
-            for kind, metrics in METRICS.items():
-                groups = {name: one for (of, name), one in self._groups.items() if of is kind}
-                families = _Families(metrics)
-                for name, group in groups.items():
-                    families.add(name, group)
-                yield from families.counters.values()
-                yield from families.gauges.values()
-                if metrics.plural:
-                    yield from _opened(metrics.plural, groups)
+            return [metric for kind in METRICS for metric in self._collect_kind(kind)]
+
+    def _collect_kind(self, kind: type[Stats]) -> Iterator[Metric]:
+        metrics = METRICS[kind]
+        groups = {name: one for (of, name), one in self._groups.items() if of is kind}
+        families = _Families(metrics)
+        for name, group in groups.items():
+            families.add(name, group)
+        yield from families.counters.values()
+        yield from families.gauges.values()
+        if metrics.plural:
+            yield from _opened(metrics.plural, groups)
 
     def describe(self) -> Iterable[Metric]:
         """Return the metrics without values, which the registry compares with those it has."""

@@ -331,8 +331,13 @@ class Endpoint(Generic[D_co]):
     def _fail_soon(self, failure: RdmaError) -> None:
         """Fail after CAUSE_SECONDS, unless a completion or a disconnect gives a better cause."""
         if self._failure_timer is None:
-            give_up = partial(self.fail, failure)
-            self._failure_timer = Deadline(self.loop, CAUSE_SECONDS, give_up)
+            end = partial(self._fail_unless_disconnected, failure)
+            self._failure_timer = Deadline(self.loop, CAUSE_SECONDS, end)
+
+    def _fail_unless_disconnected(self, failure: RdmaError) -> None:
+        self.cm.dispatch_events()  # a busy loop can run timers before it reads the events
+        if self.cm.state is not CmState.DISCONNECTED:  # else _disconnected() follows
+            self.fail(failure)
 
     async def wait_ended(self) -> None:
         """Wait until the reason for a failed request is known, which takes a short time."""

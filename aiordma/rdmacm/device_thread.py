@@ -14,6 +14,8 @@ from concurrent.futures import Future
 from contextlib import suppress
 from typing import TypeVar
 
+from aiordma.errors import VerbsError
+
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
@@ -50,6 +52,10 @@ class DeviceThread:
         """Call `function` in the thread, and return its result or raise its exception.
 
         If there can be no thread, as in a forked child, the calling thread calls it.
+
+        Raises:
+            VerbsError: EMFILE, ENFILE, ENOMEM: no descriptor for the thread.
+            Others: as `function`.
         """
         if threading.current_thread() is self._thread or not self._start():
             return function()
@@ -75,7 +81,10 @@ class DeviceThread:
         with self._lock:
             if self._thread is not None or sys.is_finalizing():
                 return self.running
-            self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+            try:
+                self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+            except OSError as error:
+                raise VerbsError(error.errno or 0, "eventfd") from None
             thread = threading.Thread(target=self._run, name="aiordma-devices", daemon=True)
             self._pid, self._thread = os.getpid(), thread
             try:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import select
+
 import loops
 import pytest
 from helpers import connected
@@ -135,7 +137,9 @@ async def test_a_removed_device_is_reported_and_others_stay_watched(
 async def test_a_cancelled_wait_loses_no_event(address: DeviceAddress, device: SoftDevice) -> None:
     async with aiordma.watch_devices() as watch:
         task = await start_waiting(watch)
+        fds = [one.device.async_fd for one in watch._subscriptions]
         device.set_link("down")  # blocks: the loop does not run before the task is cancelled
+        loops.block_until(lambda: select.select(fds, [], [], 0)[0], "the event to arrive")
         await loops.cancel(task)
         await next_of(watch, address.device, DOWN)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 
 import loops
 import pytest
@@ -55,6 +56,28 @@ async def test_messages_and_private_data_are_sent_both_ways(any_address: DeviceA
             assert (await client.get_recv_comp()).check().byte_len == 16
             await loops.gather(client.disconnect(), server.disconnect())
             assert client.state is server.state is CmState.DISCONNECTED
+
+
+@pytest.mark.real("the loops of two threads, whose calls wait in threads, too")
+async def test_two_loops_can_close_an_id(address: DeviceAddress) -> None:
+    """The loop that waits for requests leaves its block, because the other one closes the id."""
+    may_destroy = threading.Event()
+
+    def wait() -> None:
+        may_destroy.wait()
+
+    async with await listening(address, SyncCmId) as listener:
+        listener.handle.add_pre_destroy_hook("test", wait)
+        getting = loops.create_task(listener.get_request())
+        await loops.until(lambda: has_waiter(listener), "a thread to wait")
+        run = loops.runner_of_this_kind()
+        closing = loops.create_task(loops.to_thread(run, listener.aclose))
+        with pytest.raises(LocalClosed):
+            await getting
+        closing_here = loops.create_task(listener.aclose())
+        await loops.until(lambda: len(listener.handle._waiters) == 2, "both loops to wait")
+        may_destroy.set()
+        await loops.gather(closing, closing_here)
 
 
 async def test_connect_is_rejected_by_a_peer_or_without_a_listener(address: DeviceAddress) -> None:

@@ -198,6 +198,8 @@ class ConnectionManager:
         """True: the message "ready to use" is lost."""
         self.held: dict[int, list[Callable[[], None]]] = {}
         """The types of events that are held back, with the events. See hold() and release()."""
+        self.memory_of_next_id: Any = None
+        """The memory of a destroyed id, which the next one gets."""
         self.default_domains: dict[Device, Any] = {}
         self.ports: Iterator[int] = itertools.count(32768)
         world.cm = self
@@ -474,7 +476,9 @@ def move_to_ready(cm_id: Id) -> None:
 
 def new_id(world: World, channel: Channel, port_space: int) -> Id:
     """Make an id on a channel."""
-    pointer = ffi.new("struct rdma_cm_id *")
+    pointer = world.cm.memory_of_next_id or ffi.new("struct rdma_cm_id *")
+    world.cm.memory_of_next_id = None
+    ffi.buffer(pointer)[:] = bytes(ffi.sizeof("struct rdma_cm_id"))
     pointer.channel, pointer.ps = channel.pointer, port_space
     is_datagram = port_space in (lib.RDMA_PS_UDP, lib.RDMA_PS_IPOIB)
     pointer.qp_type = lib.IBV_QPT_UD if is_datagram else lib.IBV_QPT_RC

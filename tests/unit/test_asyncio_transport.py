@@ -34,6 +34,25 @@ class Collector(asyncio.Protocol):
         self.received += data
 
 
+class Ending(Collector):
+    """Notes the end, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lost = asyncio.Event()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.lost.set()
+
+
+def refuse_posts(simulation: Simulation, transport: StreamTransport) -> None:
+    """Have the device take one more send request of the transport, and refuse the next ones."""
+    own = transport.core.endpoint.cm.handle.qp
+    assert own is not None
+    (qp,) = [qp for qp in simulation.world.all(QueuePair) if qp.number == own.number]
+    qp.pointer.sends.refusal, qp.pointer.sends.accepted = errno.ENOMEM, 1
+
+
 async def test_only_a_paused_transport_has_to_be_resumed(simulation: Simulation) -> None:
     """aiohttp resumes its transport four times for each request and its response."""
     async with aiordma.listen_stream(simulation.far.host, PORT) as listener:
@@ -121,15 +140,6 @@ async def test_a_dropped_transport_warns_and_is_destroyed(simulation: Simulation
 
 async def test_a_transport_ends_if_its_closing_is_cancelled(simulation: Simulation) -> None:
     """Before the task that closes has begun: a program cancels all its tasks, and ends."""
-
-    class Ending(Collector):
-        def __init__(self) -> None:
-            super().__init__()
-            self.lost = asyncio.Event()
-
-        def connection_lost(self, exc: Exception | None) -> None:
-            self.lost.set()
-
     async with aiordma.listen_stream(simulation.far.host, PORT) as listener:
         accepting = loops.create_task(listener.accept())
         transport, protocol = await create_connection(Ending, simulation.far.host, PORT)
@@ -148,17 +158,33 @@ async def test_a_write_that_the_device_refuses_ends_the_transport(
     again = Mock()
     async with aiordma.listen_stream(simulation.far.host, PORT) as listener:
         accepting = loops.create_task(listener.accept())
-        transport, _ = await create_connection(Collector, simulation.far.host, PORT)
+        transport, protocol = await create_connection(Ending, simulation.far.host, PORT)
         assert isinstance(transport, StreamTransport)
         async with await accepting:
-            own = transport.core.endpoint.cm.handle.qp
-            assert own is not None
-            (qp,) = [qp for qp in simulation.world.all(QueuePair) if qp.number == own.number]
-            qp.pointer.sends.refusal, qp.pointer.sends.accepted = errno.ENOMEM, 2
+            refuse_posts(simulation, transport)
             monkeypatch.setattr(StreamCore, "write", again)
             transport.write(bytes(1 << 18))
             assert transport.is_closing()
             again.assert_not_called()
+            await protocol.lost.wait()
+
+
+async def test_bytes_that_arrived_before_a_refused_write_reach_the_protocol(
+    simulation: Simulation,
+) -> None:
+    async with aiordma.listen_stream(simulation.far.host, PORT) as listener:
+        accepting = loops.create_task(listener.accept())
+        transport, protocol = await create_connection(Ending, simulation.far.host, PORT)
+        assert isinstance(transport, StreamTransport)
+        async with await accepting as server:
+            refuse_posts(simulation, transport)
+            await server.send(b"last words")
+            simulation.world.settle()  # the loop has not read the completion
+            transport.write(bytes(1 << 18))
+            assert transport.is_closing()
+            assert not transport.core.receiver.has_bytes
+            await protocol.lost.wait()
+            assert protocol.received == b"last words"
 
 
 class Ordered(asyncio.Protocol):

@@ -116,14 +116,29 @@ async def test_a_removal_is_one_event(simulation: Simulation, is_noticed: str) -
     device_contexts.check_soon()
     second = subscribe(device, seen.append)
     await loops.sleep(1)
-    assert seen == [GONE]  # it is the reader of both that was notified
+    assert seen == [GONE, GONE]  # each has it once
     for one in (subscription, second):
         one.stop()
     late = subscribe(device, seen.append)  # with a new reader
     await loops.sleep(1)
-    assert seen == [GONE, GONE]
+    assert seen == [GONE] * 3
     late.stop()
     device.release()
+
+
+async def test_a_device_that_failed_before_a_subscription_is_reported(
+    simulation: Simulation,
+) -> None:
+    """It is still in the list of devices, and an earlier subscription exists."""
+    device, seen = await near_device(simulation), list[AsyncEvent]()
+    first = subscribe(device, lambda event: None)
+    simulation.near.raise_event(E.DEVICE_FATAL)
+    await loops.sleep(1)
+    second = subscribe(device, seen.append)
+    await loops.sleep(1)
+    assert seen == [GONE]
+    for one in (first, second):
+        one.stop()
 
 
 def test_each_event_reaches_the_handlers_of_its_queue_pair_or_queue() -> None:
@@ -462,6 +477,17 @@ def test_calls_and_jobs_are_made_by_one_thread() -> None:
     assert thread.call(lambda: thread.call(threading.get_ident)) in names
     thread.submit(done.set)
     assert done.wait(10)
+
+
+def test_a_thread_without_a_descriptor_is_a_typed_error() -> None:
+    thread, failure = DeviceThread(lambda: None), OSError(errno.EMFILE, "Too many open files")
+    with (
+        patch.object(os, "eventfd", side_effect=failure),
+        pytest.raises(VerbsError, match="eventfd") as caught,
+    ):
+        thread.call(lambda: 1)
+    assert caught.value.errno == errno.EMFILE
+    assert thread.call(lambda: 1) == 1
 
 
 def test_without_a_thread_the_caller_makes_the_call() -> None:

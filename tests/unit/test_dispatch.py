@@ -57,6 +57,22 @@ async def test_a_failed_channel_of_a_listener_ends_only_it(
     assert "channel of a listener failed" in caplog.text
 
 
+async def test_a_request_is_not_moved_to_a_failed_channel(simulation: Simulation) -> None:
+    """No event would be read from it: the request is rejected."""
+    calls = simulation.world.calls
+    async with listening(simulation) as listener, await resolved(simulation) as active:
+        connecting = loops.create_task(connect(active))
+        await loops.sleep(1)
+        assert listener.requests_waiting == 1
+        moved = calls.counts["rdma_migrate_id"]
+        simulation.cm.fail_channels(simulation.cm.id_of(active).channel)
+        for wait in (connecting, listener.get_request()):
+            with pytest.raises(DeviceRemoved):
+                await wait
+        assert listener.requests_waiting == 0
+        assert calls.counts["rdma_migrate_id"] == moved
+
+
 async def test_a_failed_channel_ends_all_waits(
     simulation: Simulation, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -35,10 +35,11 @@ from aiordma import (
 )
 from aiordma.cm import AsyncCmId, CmState
 from aiordma.dispatch import loop_device
-from aiordma.enums import CmEventType
+from aiordma.enums import AsyncEventType, CmEventType
 from aiordma.loop import running_loop
 from aiordma.qp.endpoint import FLUSH_SECONDS, Endpoint
 from aiordma.qp.first_message import FIRST_MESSAGE_SECONDS, SIW_FIRST_MESSAGE_SECONDS
+from aiordma.verbs import AsyncEvent
 from aiordma.verbs.device import SIW_VENDOR_ID
 
 LEFT = "a resource could not be destroyed"
@@ -71,6 +72,23 @@ async def test_the_first_cause_is_kept(simulation: Simulation) -> None:
         endpoint.device_failed(VerbsError(errno.EINVAL, "ibv_get_cq_event"))
         with pytest.raises(DeviceRemoved, match="device was removed: "):
             await pair.near.connection.recv()
+
+
+async def test_a_disconnect_that_has_arrived_is_the_cause_of_a_failure(
+    simulation: Simulation,
+) -> None:
+    """A busy loop can run timers before it reads the events: uvloop does that."""
+    async with connected(simulation) as pair:
+        active = pair.near.connection
+        endpoint = active._endpoint
+        endpoint.queue_pair_event(AsyncEvent("sim0", AsyncEventType.QP_FATAL))
+        assert not active.closed
+        pair.far.connection.abort()
+        simulation.world.settle(0.1)  # the loop reads nothing
+        assert endpoint._failure_timer is not None
+        endpoint._failure_timer.expire()
+        with pytest.raises(PeerClosed):
+            await active.recv()
 
 
 async def test_the_first_operation_after_the_end_raises_its_cause(simulation: Simulation) -> None:

@@ -6,6 +6,7 @@ import errno
 import gc
 import select
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from unittest.mock import Mock, patch
@@ -94,11 +95,12 @@ async def test_private_data_that_is_too_long_is_refused(simulation: Simulation) 
     """The request can be accepted all the same."""
     async with requested(simulation) as request:
         passive = request.passive
+        limit = 251 if simulation.far.is_iwarp else 148
+        with pytest.raises(ValueError, match=f"at most {limit}"):
+            passive.reject(bytes(limit + 1))
         for nbytes in (256, 400):
             with pytest.raises(ValueError, match=f"{nbytes} bytes: rdma_cm takes up to 255"):
                 await passive.accept(ConnectionParameters(bytes(nbytes)), lambda: make_qp(passive))
-            with pytest.raises(ValueError, match=f"{nbytes} bytes: rdma_cm takes up to 255"):
-                passive.reject(bytes(nbytes))
         await passive.accept(ConnectionParameters(b"yes"), lambda: make_qp(passive))
         await request.connecting
 
@@ -157,6 +159,26 @@ async def test_calls_that_block_do_not_delay_those_of_other_ids(simulation: Simu
         assert len(set(hook.threads)) == len(ids)
         hook.release()
         wait_ended(ended, len(ids))
+    for cm_id in ids:
+        await cm_id.aclose()
+
+
+async def test_threads_that_are_blocked_do_not_count_as_busy(simulation: Simulation) -> None:
+    """Otherwise each further call would wait for a tenth of a second: 60 s in all."""
+    hook = simulation.world.calls.hooks[DISCONNECT] = Blocking()
+    ids = [await resolved(simulation) for _ in range(3)]
+    with real_threads() as ended:
+        for cm_id in ids[:2]:
+            ended.submit(disconnecting(cm_id), lambda: None)
+            hook.begun.acquire()
+        hook.is_on = False  # the next calls do not block
+        began = time.monotonic()
+        for _ in range(600):
+            ended.submit(disconnecting(ids[2]), lambda: None)
+            wait_ended(ended, 1)
+        assert time.monotonic() - began < 50
+        hook.release()
+        wait_ended(ended, 2)
     for cm_id in ids:
         await cm_id.aclose()
 
@@ -232,6 +254,21 @@ async def test_a_cancelled_call_delays_the_destruction_of_its_id(simulation: Sim
         await cm_id.resolve_route()
 
 
+async def test_abort_ends_the_wait_for_a_call_that_blocks(simulation: Simulation) -> None:
+    simulation.world.calls.delay("rdma_resolve_route", before=5)
+    cm_id = await resolved_address(simulation)
+    task = loops.create_task(cm_id.resolve_and_connect(ConnectionParameters()))
+    await loops.sleep(1)
+    cm_id.abort()
+    with pytest.raises(LocalClosed):
+        await task
+    closing = loops.create_task(cm_id.aclose())
+    await loops.sleep(1)
+    assert not closing.done()  # the call is still under way
+    await closing
+    assert "rdma_connect" not in simulation.world.calls.log
+
+
 @pytest.mark.transport("IB")
 async def test_an_id_connects_when_its_route_is_resolved(simulation: Simulation) -> None:
     """C calls rdma_connect() in place of the event."""
@@ -296,21 +333,19 @@ async def test_an_id_does_not_connect_with_the_calls_of_one_that_had_its_address
     simulation: Simulation,
 ) -> None:
     cm_id = await resolved_address(simulation)
-    address = cm_id.cm_id.address
+    memory = simulation.cm.id_of(cm_id).pointer
     simulation.cm.hold(CmEventType.ROUTE_RESOLVED)
     calls = connecting(cm_id)
     await loops.sleep(1)
     await cm_id.aclose()
     assert calls.pointer.failed == 0
     simulation.cm.held.clear()
-    others = list[AsyncCmId]()
-    while not others or others[-1].cm_id.address != address:
-        others.append(await resolved_address(simulation))
-        assert len(others) < 1000, "the address is not used again"
-    await others[-1].resolve_route()
+    simulation.cm.memory_of_next_id = memory
+    async with await resolved_address(simulation) as other:
+        assert simulation.cm.id_of(other).pointer == memory
+        await other.resolve_route()
+        assert other.state is CmState.ROUTE_RESOLVED
     assert "rdma_connect" not in simulation.world.calls.log
-    for other in others:
-        await other.aclose()
 
 
 @pytest.mark.transport("IB")

@@ -199,6 +199,18 @@ async def test_a_request_that_cannot_be_accepted_is_rejected(
             await request.connecting
 
 
+async def test_a_request_of_a_removed_device_cannot_be_accepted(simulation: Simulation) -> None:
+    """The kernel refuses the rejection, too."""
+    async with requested(simulation) as request:
+        simulation.world.calls.fail("rdma_create_qp", errno.EIO)
+        simulation.world.calls.fail("rdma_reject", errno.EINVAL)
+        with pytest.raises(DeviceRemoved):
+            await accept(request.passive)
+        await request.passive.aclose()
+        with pytest.raises(Rejected):
+            await request.connecting
+
+
 @pytest.mark.parametrize("gave_up", [False, True])
 async def test_a_failed_reject_refuses_the_request(simulation: Simulation, gave_up: bool) -> None:
     async with requested(simulation) as request:
@@ -310,6 +322,19 @@ async def test_abort_wakes_a_waiting_task(simulation: Simulation, step: str) -> 
         assert cm_id.state is S.CLOSED
         with pytest.raises(LocalClosed):
             await cm_id.handle.call(pytest.fail)
+
+
+@pytest.mark.transport("IB")
+@pytest.mark.loops("asyncio")  # a task on trio leaves the queue of waiters later
+async def test_a_cancelled_wait_does_not_disturb_the_next_one(simulation: Simulation) -> None:
+    """The next one begins before the cancelled task runs, and the event of the first one comes."""
+    other = parse_address("239.1.1.2")
+    async with waiting(simulation, "group") as (cm_id, task):
+        simulation.world.after(1, simulation.cm.release)
+        task.cancel()
+        assert (await cm_id.join_multicast(other)).type is E.MULTICAST_JOIN
+        assert task.cancelled()
+        await cm_id.leave_multicast(other)
 
 
 async def test_pre_destroy_hooks_run_before_the_destruction(simulation: Simulation) -> None:
