@@ -479,6 +479,7 @@ class EagerPath:
     followers: int
     may_send: bool
     may_receive: bool
+    has_queued: bool
     @property
     def messages_sent(self) -> int: ...
     @property

@@ -95,7 +95,7 @@ class StreamServer(asyncio.AbstractServer):
             self._task = self._loop.create_task(self._serve())
 
     async def serve_forever(self) -> None:
-        """Accept connections until this is cancelled, which closes the server.
+        """Accept connections until this is cancelled, which closes the server and its connections.
 
         Raises:
             DeviceRemoved: the device that it listens on was removed.
@@ -106,7 +106,9 @@ class StreamServer(asyncio.AbstractServer):
             await asyncio.shield(self._task)
             raise asyncio.CancelledError  # close() was called
         except asyncio.CancelledError:
-            self.close()
+            if not self._closed.is_set():  # cancelled: an idle client must not keep it waiting
+                self.close()
+                self.close_clients()
             await self.wait_closed()
             raise
 

@@ -160,9 +160,12 @@ class StreamTransport(asyncio.Transport):
     def pause_reading(self) -> None:
         """Pass no data to the protocol until resume_reading(). Idempotent.
 
-        The peer must stop sending when the receive buffer is full.
+        The peer must stop sending when the receive buffer is full. If sending has failed, the
+        connection ends now.
         """
         self._paused = True
+        if self._sending_error is not None:
+            self._lose(self._sending_error)
 
     def resume_reading(self) -> None:
         """Pass data to the protocol again after pause_reading(). Idempotent."""
@@ -231,8 +234,8 @@ class StreamTransport(asyncio.Transport):
         """
         if self._eof_wanted:
             raise RuntimeError("Cannot call write() after write_eof()")
-        if self._lost or self._closing or self._sending_error is not None:
-            return  # as asyncio transports, a closed transport ignores writes
+        if self._lost or self._closing_task is not None or self._sending_error is not None:
+            return  # as with asyncio: writes are ignored when no data waits after close()
         if not self._buffer.size:
             posted = self._fast_path.send(data)
             if posted < 0:

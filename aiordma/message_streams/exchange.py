@@ -33,6 +33,7 @@ class Exchange:
     """The wire messages of one side of a stream: those to be posted, and those that arrive."""
 
     def __init__(self, endpoint: MessageEndpoint, protocol: MessageProtocol) -> None:
+        self._endpoint = endpoint
         self.connection = Connection(endpoint)
         self.protocol = protocol
         self.loop = running_loop()
@@ -67,6 +68,11 @@ class Exchange:
     def has_finished(self) -> bool:
         """True if the end of this side's messages is posted, or waits to be."""
         return self.protocol.has_finished or self._outbox.has_finished
+
+    @property
+    def is_finishing(self) -> bool:
+        """True if the end of this side's messages waits to be posted."""
+        return self._outbox.has_finished
 
     @property
     def is_idle(self) -> bool:
@@ -111,6 +117,8 @@ class Exchange:
         except BaseException:
             self._outbox.withdraw(outgoing)
             self._note_change()
+            if self._is_pulling:  # by a task that can have waited for this message, in drain()
+                self.receiver.interrupt()
             raise
 
     def send_soon(self, outgoing: Outgoing) -> None:
@@ -264,7 +272,7 @@ class Exchange:
             wait = self.receiver.wait_if_needed()
             if wait is not None:
                 await wait
-            if not self.inbox.take_other():
+            if self.receiver.is_ready() and not self.inbox.take_other():
                 self.inbox.take(await self.connection.recv_message())
         except RdmaError as error:
             self._fail(error)
@@ -299,8 +307,6 @@ class Exchange:
 
     def taken(self) -> None:
         """Note that wire messages were taken. EagerPath calls this for tasks that follow."""
-        if self._credits.is_update_due:
-            self._post_control(self.protocol.credit_update())
         self._note_change()
 
     def _note_change(self) -> None:
@@ -309,6 +315,9 @@ class Exchange:
         self._must_post = False
         if outbox.messages or outbox.controls or outbox.wire:
             self._must_post = self._post_now()
+        # Not behind a control message: for a peer that posts no receives, they would pile up.
+        if self._credits.is_update_due and not (outbox.controls or outbox.wire or self.end):
+            self._post_control(self.protocol.credit_update())
         self._update_fast_path()
         if self.eager.followers:
             self._changed.wake_all()
@@ -317,7 +326,8 @@ class Exchange:
 
     def _update_fast_path(self) -> None:
         eager, is_open = self.eager, self.end is None
-        eager.may_send = is_open and not self._outbox.messages and not self.protocol.has_finished
+        eager.has_queued = bool(self._outbox.messages)
+        eager.may_send = is_open and not eager.has_queued and not self.protocol.has_finished
         is_free = not self.inbox.messages and not self.is_receiving
         eager.may_receive = is_open and is_free and self.protocol.is_between_messages
 
@@ -368,6 +378,8 @@ class Exchange:
         self._is_drained |= is_drained or isinstance(error, LocalClosed)
         if self.end is None:
             self.end = error
+            if self._outbox.announced:  # the users may change the memory from now on
+                self._endpoint.refuse_access()
             self._outbox.drop()
             self.on_end()
         self._note_change()

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 from typing import TYPE_CHECKING
 
 from aiordma.enums import WrOpcode
-from aiordma.errors import RdmaError
+from aiordma.errors import RdmaError, VerbsError
 from aiordma.loop import Deadline, Loop, WaitQueue
 from aiordma.loop.task_groups import run_in_background
 from aiordma.memory import MemoryRegion, MemorySlice
@@ -191,12 +192,30 @@ class LandingPool:
     async def take(self, nbytes: int) -> MemoryRegion:
         """Return a region of at least `nbytes` bytes. Cancelling takes none.
 
-        Raises: as Connection.allocate().
+        Raises:
+            VerbsError: ENOMEM, also without the regions that are kept.
+            Others: as Connection.allocate().
         """
         region = self.take_kept(nbytes)
         if region is not None:
             return region
-        return await self._connection.allocate(class_of(nbytes), self._connection.read_access)
+        try:
+            return await self._allocate(nbytes)
+        except VerbsError:
+            kept = list(self._free)
+            if not kept:
+                raise
+        self._close_free()
+        for region in kept:
+            await region.aclose()
+        return await self._allocate(nbytes)
+
+    async def _allocate(self, nbytes: int) -> MemoryRegion:
+        connection = self._connection
+        try:
+            return await connection.allocate(class_of(nbytes), connection.read_access)
+        except MemoryError as error:
+            raise VerbsError(errno.ENOMEM, "mmap") from error
 
     def take_kept(self, nbytes: int) -> MemoryRegion | None:
         """Return a region that was given back, of at least `nbytes` bytes, or None.

@@ -229,7 +229,7 @@ class MessageReceiver:
         The caller takes it out of the landings if the message has reached the user.
         """
         landing = self._landings.get(arrival.number)
-        if landing is None:
+        if landing is None or landing.has_failed:  # read ahead: there can be more memory now
             landing = self._add_landing(arrival)
             if arrival.nbytes > READ_DIRECTLY or arrival.number == self._unfinished:
                 landing.start()

@@ -189,8 +189,11 @@ class MessageStream(Registrar, AbortingContextManagerMixin):
         await checkpoint()
         exchange = self._exchange
         exchange.check_end()
-        if not exchange.has_finished:
-            await exchange.send(FinishOutgoing())
+        while not exchange.protocol.has_finished:
+            if exchange.is_finishing:  # the end of another task, which can be cancelled
+                await exchange.progress(lambda: not exchange.is_finishing)
+            else:
+                await exchange.send(FinishOutgoing())
 
     # --- receiving ---
 

@@ -84,6 +84,7 @@ class Outbox:
             self.unattended.add(outgoing)
         else:
             self.messages.remove(outgoing)
+            outgoing.is_over = True
             outgoing.release()
 
     def drop(self) -> None:

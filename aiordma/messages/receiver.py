@@ -75,6 +75,7 @@ class Receiver:
         self.queue = queue = fast_path.ReceiveQueue(ring)
         self.polling = AdaptivePolling(queue)
         """The policy for the time that take_bytes() polls before the slow path, recv(), parks."""
+        self._is_interrupted = False
         self._checkpoint = checkpoint_of(type(loop))
         self._raise_if_cancelled = cancellation_of(type(loop))
         self._schedule_point = schedule_point_of(type(loop))
@@ -193,7 +194,7 @@ class Receiver:
             self.check_queue()
         if self.queue.has_waiter:
             raise BusyError("another task is receiving on this connection")
-        if not self._is_ready():
+        if not self.is_ready():
             return self._wait(has_polled)
         return None if self._checkpoint is None else self._pass_checkpoint(self._checkpoint)
 
@@ -212,7 +213,7 @@ class Receiver:
         return slot, message, immediate_of(flags, imm_data), invalidated_of(flags, imm_data)
 
     async def _wait(self, has_polled: bool) -> None:
-        """Wait until _is_ready(). The caller has found that it is not."""
+        """Wait until is_ready(). The caller has found that it is not."""
         self._stats.recv_waits += 1
         queue, is_ready = self.queue, False
         queue.has_waiter = True
@@ -221,29 +222,35 @@ class Receiver:
                 await self._raise_if_cancelled()
             if queue.poll_budget > 0 and not has_polled:
                 is_ready = await self._busy.until_adaptively(
-                    self._is_ready, queue.poll_budget, self.polling
+                    self.is_ready, queue.poll_budget, self.polling
                 )
                 if is_ready and self._schedule_point is not None:
                     await self._schedule_point()
-                    is_ready = self._is_ready()  # another task may have taken a CREDIT
-            while not is_ready:
+                    is_ready = self.is_ready()  # another task may have taken a CREDIT
+            while not (is_ready or self._is_interrupted):
                 queue.waiter = waiter = self._make_future()
                 began = time.monotonic_ns()
                 await waiter
                 self.polling.parked(began, queue.woken_at)
-                is_ready = self._is_ready()
+                is_ready = self.is_ready()
         finally:
-            queue.has_waiter = False
+            queue.has_waiter = self._is_interrupted = False
             queue.waiter = None
+
+    def interrupt(self) -> None:
+        """End a wait of wait_if_needed() early: is_ready() is then false."""
+        self._is_interrupted = self.queue.has_waiter
+        self.wake()
 
     async def _pass_checkpoint(self, checkpoint: Checkpoint) -> None:
         self.queue.has_waiter = True  # no other task can take the message meanwhile
         try:
             await checkpoint()
         finally:
-            self.queue.has_waiter = False
+            self.queue.has_waiter = self._is_interrupted = False
 
-    def _is_ready(self) -> bool:
+    def is_ready(self) -> bool:
+        """Return True if a message can be taken, or none will come any more."""
         if self.queue:
             return True
         callbacks = self._callbacks

@@ -19,13 +19,14 @@ import copy
 import errno
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from aiordma.cm import AsyncCmId, CmState
 from aiordma.cm.failures import translate_removal
 from aiordma.dispatch import MemoryDomain, failure_of
-from aiordma.enums import AsyncEventType, IdOption, WcOpcode, WcStatus
+from aiordma.enums import AsyncEventType, IdOption, QpState, WcOpcode, WcStatus
 from aiordma.errors import (
     LocalClosed,
     PeerClosed,
@@ -43,7 +44,7 @@ from aiordma.qp.keepalive import Keepalive
 from aiordma.qp.retries import finite_retries, retry_limit
 from aiordma.rdmacm import ConnectionParameters, IdCalls
 from aiordma.rdmacm.address import format_address
-from aiordma.verbs import AsyncEvent
+from aiordma.verbs import AsyncEvent, QueuePairAttributes
 
 if TYPE_CHECKING:
     from aiordma._native._lib import IbvWc
@@ -466,6 +467,16 @@ class Endpoint(Generic[D_co]):
             self._start_closing()
             self.data_path.wake()  # no completion will wake the waiting tasks
         self.cm.abort()
+
+    def refuse_access(self) -> None:
+        """Have the device refuse what the peer reads and writes: ibv_modify_qp(3).
+
+        The connection cannot be used any more. abort() itself only begins to destroy it.
+        """
+        qp = self.cm.handle.qp
+        if qp is not None and not self.released:
+            with suppress(VerbsError):  # the device was removed
+                qp.modify(QueuePairAttributes.to_state(QpState.ERR))
 
     def abandon(self) -> None:
         """Abort from any thread, when no task can be waiting any more."""

@@ -353,10 +353,11 @@ async def test_cancelling_serve_forever_closes_the_server(address: DeviceAddress
         assert server.is_serving()
         writer.write(b"x")
         assert await reader.read(1) == b"x"
-        writer.close()
         serving.cancel()
         with pytest.raises(asyncio.CancelledError):
             await serving
+        assert await reader.read() == b""  # the idle connection is closed, too
+        writer.close()
     assert server.sockets == ()
     assert not server.is_serving()
 

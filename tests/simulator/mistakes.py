@@ -148,7 +148,7 @@ MISTAKES = [
     Mistake(
         "a small message overtakes one that waits",
         "aiordma/message_streams/exchange.py",
-        "is_open and not self._outbox.messages and not self.protocol.has_finished\n",
+        "is_open and not eager.has_queued and not self.protocol.has_finished\n",
         "is_open and not self.protocol.has_finished\n",
     ),
     Mistake(

@@ -187,6 +187,39 @@ async def test_bytes_that_arrived_before_a_refused_write_reach_the_protocol(
             assert protocol.received == b"last words"
 
 
+async def test_a_transport_that_pauses_after_a_refused_write_ends(simulation: Simulation) -> None:
+    """It would read no end any more."""
+    async with aiordma.listen_stream(simulation.far.host, PORT) as listener:
+        accepting = loops.create_task(listener.accept())
+        transport, protocol = await create_connection(Ending, simulation.far.host, PORT)
+        assert isinstance(transport, StreamTransport)
+        async with await accepting:
+            refuse_posts(simulation, transport)
+            transport.write(bytes(1 << 18))
+            transport.pause_reading()
+            await protocol.lost.wait()
+
+
+async def test_a_protocol_can_write_while_data_waits_after_close(simulation: Simulation) -> None:
+    """TLS does so: it writes the rest when the transport has room."""
+
+    class Resumed(Ending):
+        def resume_writing(self) -> None:
+            transport.write(b"the rest")
+
+    async with aiordma.listen_stream(simulation.far.host, PORT) as listener:
+        accepting = loops.create_task(listener.accept())
+        transport, protocol = await create_connection(Resumed, simulation.far.host, PORT)
+        async with await accepting as server:
+            transport.write(bytes(1 << 20))
+            transport.close()
+            received = bytearray()
+            while data := await server.receive():
+                received += data
+            assert received == bytes(1 << 20) + b"the rest"
+        await protocol.lost.wait()
+
+
 class Ordered(asyncio.Protocol):
     """Notes the calls in their order."""
 

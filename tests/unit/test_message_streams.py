@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import mmap
 from collections.abc import Sequence
 from unittest.mock import Mock
 
 import loops
 import pytest
+from helpers import has_received
 from simulator import Simulation
 from simulator.pairs import PORT
 from streaming import message_streams
@@ -20,6 +22,7 @@ from aiordma import (
     ConnectionOptions,
     LocalClosed,
     MessageOptions,
+    MessageStream,
     PeerClosed,
     ProtocolError,
     RdmaError,
@@ -27,6 +30,7 @@ from aiordma import (
     connect_messages,
     listen_messages,
 )
+from aiordma.enums import QpState
 from aiordma.message_streams import rendezvous
 from aiordma.message_streams.landing import IDLE_SECONDS
 
@@ -212,6 +216,24 @@ async def test_a_cancelled_send_is_received_all_the_same_if_it_was_announced(
         await near.send(b"next")
         assert await far.recv() == b"next"
         await loops.until(lambda: not near.stats.messages_announced, "the peer to have read")
+
+
+@pytest.mark.loops("asyncio")  # on trio, each recv() lets the background task run
+async def test_a_queued_message_is_posted_when_c_takes_credits(simulation: Simulation) -> None:
+    """They come with small messages, of which no Python knows, before the background task runs."""
+    count = MessageOptions().window
+    async with message_streams(simulation.far, MessageOptions()) as (near, far):
+        for number in range(count):
+            near.send_soon(b"%d" % number)
+        for number in range(count):
+            assert await far.recv() == b"%d" % number
+            far.send_soon(b"answer")
+        await loops.until(lambda: has_received(near._connection, count), "the answers")
+        near.send_soon(b"queued")
+        assert near.stats.messages_queued == 1
+        for _ in range(count):
+            assert await near.recv() == b"answer"
+        assert await far.recv() == b"queued"
 
 
 async def test_the_background_task_works_only_while_no_task_waits(simulation: Simulation) -> None:
@@ -475,6 +497,134 @@ async def test_sending_waits_behind_queued_messages(simulation: Simulation) -> N
         with pytest.raises(LocalClosed):
             near.send_soon(b"too late")
         assert [len(message) async for message in far] == [len(LARGE)]
+
+
+async def fill_window(stream: MessageStream) -> None:
+    """Send small messages until there are no credits."""
+    for _ in range(OPTIONS.window):
+        await stream.send(b"fills the window")
+
+
+async def test_drain_does_not_wait_for_a_send_that_was_cancelled(simulation: Simulation) -> None:
+    async with message_streams(simulation.far, OPTIONS) as (near, far):
+        await fill_window(near)
+        sending = loops.create_task(near.send(b"never"))
+        await loops.sleep(1)
+        draining = loops.create_task(near.drain())
+        await loops.sleep(1)
+        await loops.cancel(sending)
+        await draining
+        assert [await far.recv() for _ in range(OPTIONS.window)] == [b"fills the window"] * 4
+
+
+async def test_the_task_that_takes_wire_messages_notices_a_cancelled_send(
+    simulation: Simulation,
+) -> None:
+    """It can wait for the message: on trio, drain() can take wire messages before the sender."""
+    async with message_streams(simulation.far, OPTIONS) as (near, _):
+        exchange, is_over = near._exchange, list[bool]()
+        waiting = loops.create_task(exchange.progress(lambda: bool(is_over)))
+        await loops.sleep(1)
+        assert exchange._is_pulling
+        await fill_window(near)
+        sending = loops.create_task(near.send(b"never"))
+        await loops.sleep(1)
+        is_over.append(True)
+        await loops.cancel(sending)
+        await waiting
+
+
+async def test_a_second_send_eof_waits_until_the_end_is_posted(simulation: Simulation) -> None:
+    """The first one is cancelled. The second one then sends the end itself."""
+    async with message_streams(simulation.far, OPTIONS) as (near, far):
+        await fill_window(near)
+        near.send_soon(b"has no credit")
+        ending = [loops.create_task(near.send_eof()) for _ in range(2)]
+        await loops.sleep(1)
+        await loops.cancel(ending[0])
+        assert not ending[1].done()
+        assert len([message async for message in far]) == OPTIONS.window + 1
+        await ending[1]
+
+
+async def test_a_peer_without_receives_is_granted_few_credits(
+    simulation: Simulation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing can be posted. What waits to be posted does not grow with each message."""
+
+    async def send_never(wire: bytes) -> None:
+        await loops.sleep(1000)
+
+    async with message_streams(simulation.far, OPTIONS) as (near, far):
+        exchange = far._exchange
+        credits, eager, used = exchange._credits, exchange.eager, 0
+        monkeypatch.setattr(
+            exchange, "eager", Mock(wraps=eager, followers=0, try_post=lambda _: False)
+        )
+        monkeypatch.setattr(exchange, "connection", Mock(send=send_never))
+        while used < 100 and credits.use():
+            used += 1
+            credits.free()
+            exchange.taken()
+        assert used <= 2 * OPTIONS.window
+        monkeypatch.undo()
+        near.abort()
+        far.abort()
+
+
+async def test_abort_ends_the_reads_of_the_peer_at_once(simulation: Simulation) -> None:
+    """The user can change the memory when abort() has returned."""
+    async with message_streams(simulation.far, OPTIONS) as (near, _):
+        sending = loops.create_task(near.send(LARGE))
+        await loops.until(lambda: near.stats.messages_announced, "the announcement")
+        qp = simulation.cm.id_of(near._endpoint.cm).qp
+        assert qp is not None
+        near.abort()
+        assert qp.state == QpState.ERR
+        with pytest.raises(LocalClosed):
+            await sending
+
+
+async def test_a_message_that_could_not_be_read_ahead_is_read_again(
+    simulation: Simulation,
+) -> None:
+    async with message_streams(simulation.far, OPTIONS) as (near, far):
+        for index in range(2):
+            near.send_soon(LARGE[index:])
+        await loops.until(lambda: near.stats.messages_announced == 2, "two announcements")
+        simulation.world.calls.fail("ibv_reg_mr_iova2", errno.ENOMEM, after=1)
+        with await far.recv_message() as message:
+            assert bytes(message.frames[0]) == LARGE
+            landings = far._receiver._landings
+            await loops.until(lambda: any(one.has_failed for one in landings.values()), "a failure")
+            assert await far.recv() == LARGE[1:]
+
+
+async def test_kept_memory_is_released_if_none_is_left_for_a_message(
+    simulation: Simulation,
+) -> None:
+    """It has another size than the message."""
+    async with message_streams(simulation.far, OPTIONS) as (near, far):
+        await loops.gather(near.send(LARGE), far.recv())
+        assert far.stats.bytes_pooled == len(LARGE)
+        simulation.world.calls.fail("ibv_reg_mr_iova2", errno.ENOMEM, after=1)
+        _, received = await loops.gather(near.send(LARGE * 2), far.recv())
+        assert received == LARGE * 2
+        assert far.stats.bytes_pooled == 2 * len(LARGE)
+
+
+async def test_a_message_that_is_larger_than_the_memory_is_a_typed_error(
+    simulation: Simulation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with message_streams(simulation.far, OPTIONS) as (near, far):
+        near.send_soon(LARGE)
+        await loops.until(lambda: near.stats.messages_announced, "the announcement")
+        failure = OSError(errno.ENOMEM, "Cannot allocate memory")
+        with monkeypatch.context() as patch:
+            patch.setattr(mmap, "mmap", Mock(side_effect=failure))
+            with pytest.raises(VerbsError, match="mmap"):
+                await far.recv()
+        assert await far.recv() == LARGE
 
 
 async def test_a_queued_message_that_cannot_be_registered_ends_the_stream(

@@ -286,7 +286,7 @@ static int after_taking(struct eager_path *path)
 
 	if (posted < 0)
 		return -1;
-	return posted && !path->followers ? 0 : call_on_received(path);
+	return posted && !path->followers && !path->has_queued ? 0 : call_on_received(path);
 }
 
 /*
@@ -440,6 +440,8 @@ static PyMemberDef eager_path_members[] = {
 	  "True if no message waits to be posted before the next one." },
 	{ "may_receive", T_BOOL, offsetof(struct eager_path, may_receive), 0,
 	  "True if the next wire message begins a message, and none waits to be received." },
+	{ "has_queued", T_BOOL, offsetof(struct eager_path, has_queued), 0,
+	  "True if messages wait in Python, for example for credits." },
 	{ "followers", T_INT, offsetof(struct eager_path, followers), 0,
 	  "The number of tasks that wait in Python for another task to take wire messages." },
 	{ "checkpoints", T_OBJECT, offsetof(struct eager_path, checkpoints), 0,
@@ -480,9 +482,9 @@ static PyMethodDef eager_path_methods[] = {
 	{ "set_slow", eager_path_set_slow, METH_VARARGS,
 	  "set_slow(send, recv, next, on_received): have the awaitables await these if they cannot "
 	  "finish at once; `send(message, errno)` if posting has failed. on_received() is called "
-	  "after a message was taken, if there are followers, or if credits are due that could not "
-	  "be returned; and when a task that waited to receive has ended, if there are "
-	  "followers." },
+	  "after a message was taken, if there are followers, if messages are queued, or if "
+	  "credits are due that could not be returned; and when a task that waited to receive has "
+	  "ended, if there are followers." },
 	{ NULL, NULL, 0, NULL },
 };
 

@@ -401,6 +401,7 @@ struct eager_path {
 	int followers;
 	char may_send;
 	char may_receive;
+	char has_queued;
 	unsigned long long messages_sent, bytes_sent, messages_received, bytes_received;
 };
 

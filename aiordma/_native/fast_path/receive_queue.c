@@ -191,7 +191,9 @@ static inline int has_oldest(struct receive_queue *queue)
 {
 	if (queue->parking.has_waiter || queue->closed || is_forked_child)
 		return 0;
-	if (!queue->count) {
+	if (queue->count) {
+		queue->parking.polling.left = 0; /* of a poll that did not go on */
+	} else {
 		if (poll_within_budget(&queue->parking.polling, has_message, queue))
 			return -1;
 		note_polled(&queue->parking, queue->count > 0);

@@ -353,7 +353,9 @@ static int poll_bytes(struct stream_data_path *self)
 
 	if (self->parking.has_waiter || self->closed || is_forked_child)
 		return 0;
-	if (!self->inbound->available && self->inbound->takes_data) {
+	if (self->inbound->available) {
+		self->parking.polling.left = 0; /* of a poll that did not go on */
+	} else if (self->inbound->takes_data) {
 		waiter = self->parking.waiter;
 		self->parking.waiter = NULL;
 		failed = poll_within_budget(&self->parking.polling, has_bytes, self);
