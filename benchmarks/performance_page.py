@@ -20,7 +20,7 @@ from aiordma.bench.table import case_table
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "performance.md"
 REPORTS = PAGE.parent / "performance"
-WHOLE_RUN = "goals.json,night.json"
+WHOLE_RUN = "goals.json"
 END = "<!-- end of the table -->"
 # "goals", or the key of a case; then the files of reports, if it is not that of the whole run.
 _TABLE = re.compile(rf"(<!-- table (\S+)(?: of (\S+))? -->\n).*?({re.escape(END)})", re.DOTALL)
