@@ -36,8 +36,6 @@ slow_destruction_log = OccasionalLog(logger)
 SLOW_DESTRUCTION_SECONDS = 30.0
 """Seconds after which a task that waits for a destruction logs that it still waits."""
 
-NOT_DESTROYED = "a queue pair or its queues could not be destroyed"
-
 T = TypeVar("T")
 
 
@@ -306,7 +304,6 @@ class IdHandle:
             calls.check()
         except VerbsError as error:
             if error.function == "ibv_destroy_qp":
-                logger.exception(NOT_DESTROYED)
                 self._keep_memory(calls)
                 self._finish()
                 return
@@ -319,12 +316,14 @@ class IdHandle:
 
         A warning is logged if that takes longer than SLOW_DESTRUCTION_SECONDS.
         """
+        if is_forked_child():  # no loop runs there
+            return
         loop = running_loop()
         await checkpoint(loop)
         waiters = self._waiters.setdefault(loop, WaitQueue(loop))  # first: see _finish()
         timer = Deadline(loop, SLOW_DESTRUCTION_SECONDS, _log_slow_destruction)
         try:
-            while not self._is_destroyed and not is_forked_child():
+            while not self._is_destroyed:
                 await waiters.wait()
         finally:
             timer.cancel()
@@ -353,13 +352,13 @@ class IdHandle:
         try:
             own.destroy()
         except Exception:  # the memory must not be freed
-            logger.exception(NOT_DESTROYED)
             self._keep_memory(own)
         else:
             self._free_memory()
 
     def _keep_memory(self, own: IdCalls | OwnObjects) -> None:
         """Never free `own` and the memory of the requests, as the device might still use it."""
+        logger.exception("a queue pair or its queues could not be destroyed")
         _undestroyed.append((own, self._destroyed_callbacks, self._released_callbacks))
         self._released_callbacks = []
 

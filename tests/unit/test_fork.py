@@ -125,3 +125,23 @@ loop.run_until_complete(released.wait())
 assert calls == ["destroy", "destroy own", "destroyed", "released"], calls
 loop.close()
 """)
+
+
+def test_a_block_that_ends_in_a_forked_child_does_not_wait() -> None:
+    """A coroutine forks and leaves its block in the child, where its loop does not run."""
+    run("""
+def check():
+    try:
+        IdHandle(loop, None).wait_destroyed().send(None)
+    except StopIteration:
+        return
+    raise AssertionError("it waits")
+
+async def fork():
+    in_child(check)
+
+loop = asyncio.new_event_loop()
+loop.run_until_complete(call())
+loop.run_until_complete(fork())
+loop.close()
+""")
