@@ -111,11 +111,9 @@ class AsyncCmId(BaseCmId):
             await self.handle.call(step.prepare)
 
         def is_over() -> bool:
-            if self._state.current is CmState.CLOSED:
-                return True
-            if calls.have_failed or step.finish is not None:
-                return calls.have_ended
-            return calls.have_ended and is_done()
+            if calls.have_ended:
+                return calls.have_failed or step.finish is not None or is_done()
+            return self._state.current is CmState.CLOSED
 
         def on_end() -> None:
             if step.call is CmCall.ACCEPT and not calls.have_failed:
@@ -140,11 +138,10 @@ class AsyncCmId(BaseCmId):
             await self.handle.call(step.finish)
 
     async def _wait(self, is_over: Callable[[], bool]) -> None:
-        """Wait for the change that makes `is_over()` true."""
+        """Wait for the change that makes `is_over()` true. It is not true yet."""
         self._is_awaited = is_over
         try:
-            while not is_over():
-                await self._changed.wait()
+            await self._changed.wait()
         finally:
             if self._is_awaited is is_over:  # else this task was cancelled, and another one waits
                 self._is_awaited = None

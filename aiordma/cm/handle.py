@@ -318,7 +318,7 @@ class IdHandle:
         """
         if is_forked_child():  # no loop runs there
             return
-        loop = running_loop()
+        loop = running_loop() if self.calls.reader is None else self.loop
         await checkpoint(loop)
         waiters = self._waiters.setdefault(loop, WaitQueue(loop))  # first: see _finish()
         timer = Deadline(loop, SLOW_DESTRUCTION_SECONDS, _log_slow_destruction)
