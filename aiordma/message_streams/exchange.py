@@ -62,7 +62,7 @@ class Exchange:
         self._progressing = 0  # the number of tasks in progress()
         self.is_receiving = False
         """True if a task receives a message in Python: see set_receiving()."""
-        self._note_change()
+        self.note_change()
 
     @property
     def has_finished(self) -> bool:
@@ -116,7 +116,7 @@ class Exchange:
             await self.progress(lambda: outgoing.is_over)
         except BaseException:
             self._outbox.withdraw(outgoing)
-            self._note_change()
+            self.note_change()
             if self._is_pulling:  # by a task that can have waited for this message, in drain()
                 self.receiver.interrupt()
             raise
@@ -125,7 +125,7 @@ class Exchange:
         """Have a message posted behind the others."""
         self._outbox.messages.append(outgoing)
         self._outbox.unattended.add(outgoing)
-        self._note_change()
+        self.note_change()
 
     async def drain(self) -> None:
         """Wait until the messages that are queued now are over. Cancelling stops the waiting.
@@ -153,7 +153,7 @@ class Exchange:
         must_wait = self._is_posting or outbox.wire or outbox.controls or self.end is not None
         if must_wait or not self.eager.try_post(wire):
             outbox.controls.append(wire)
-            self._note_change()
+            self.note_change()
 
     # --- receiving ---
 
@@ -187,7 +187,7 @@ class Exchange:
                     inbox.take(self.receiver.take_message())
         except RdmaError as error:
             self._fail(error)
-        self.taken()
+        self.note_change()
 
     # --- progress ---
 
@@ -238,7 +238,7 @@ class Exchange:
                 self._fail(error)
         finally:
             self._is_posting = False
-            self._note_change()
+            self.note_change()
 
     async def _prepare(self, outgoing: Outgoing) -> None:
         """Prepare a message of send_soon(). All others are prepared before they are queued.
@@ -278,7 +278,7 @@ class Exchange:
             self._fail(error)
         finally:
             self._is_pulling = False
-            self.taken()
+            self.note_change()
 
     def _fail(self, error: RdmaError) -> None:
         """End the stream and its connection."""
@@ -303,14 +303,13 @@ class Exchange:
     def _released(self) -> None:
         """Note that a receive buffer is free again."""
         self.protocol.release()
-        self.taken()
+        self.note_change()
 
-    def taken(self) -> None:
-        """Note that wire messages were taken. EagerPath calls this for tasks that follow."""
-        self._note_change()
+    def note_change(self) -> None:
+        """Post what can be posted now, wake the tasks that follow, and see to the rest.
 
-    def _note_change(self) -> None:
-        """Post what can be posted now, wake the tasks that follow, and see to the rest."""
+        EagerPath calls this when it has taken a wire message that Python must know of.
+        """
         outbox = self._outbox
         self._must_post = False
         if outbox.messages or outbox.controls or outbox.wire:
@@ -382,4 +381,4 @@ class Exchange:
                 self._endpoint.refuse_access()
             self._outbox.drop()
             self.on_end()
-        self._note_change()
+        self.note_change()

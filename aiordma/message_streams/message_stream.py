@@ -57,7 +57,7 @@ class MessageStream(Registrar, AbortingContextManagerMixin):
         self._send, self._recv, self._next = eager.send, eager.recv, eager.next
         limit = protocol.max_eager(options.eager_limit)
         eager.set_limits(limit, options.max_frames, options.max_nbytes)
-        eager.set_slow(self._send_slowly, receiver.recv, receiver.next, exchange.taken)
+        eager.set_slow(self._send_slowly, receiver.recv, receiver.next, exchange.note_change)
 
     @property
     def local_address(self) -> tuple[str, int]:

@@ -565,7 +565,7 @@ async def test_a_peer_without_receives_is_granted_few_credits(
         while used < 100 and credits.use():
             used += 1
             credits.free()
-            exchange.taken()
+            exchange.note_change()
         assert used <= 2 * OPTIONS.window
         monkeypatch.undo()
         near.abort()
