@@ -11,8 +11,18 @@ static void copy_private_data(struct aiordma_cm_event *out, const void *data, ui
 	memcpy(out->private_data, data, length);
 }
 
+/* Parameters that are all 0, as those of most events, are left out. */
+static int has_parameters(const struct rdma_conn_param *conn)
+{
+	return conn->qp_num || conn->responder_resources || conn->initiator_depth ||
+	       conn->flow_control || conn->retry_count || conn->rnr_retry_count || conn->srq ||
+	       conn->private_data_len;
+}
+
 static void copy_conn_param(struct aiordma_cm_event *out, const struct rdma_conn_param *conn)
 {
+	if (!has_parameters(conn))
+		return;
 	out->parameters = AIORDMA_CONNECTION_PARAMETERS;
 	out->qp_num = conn->qp_num;
 	out->responder_resources = conn->responder_resources;

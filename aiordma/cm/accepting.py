@@ -7,6 +7,7 @@ import weakref
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
+from functools import partial
 from types import TracebackType
 from typing import Generic, TypeVar
 
@@ -232,16 +233,17 @@ class BaseListener(AsyncContextManagerMixin, Generic[R, C]):
             Exception: `accept` could not accept a peer, for a reason on this side.
             Others: as get_request().
         """
-        outcome = await self._next_outcome(accept)
+        outcome = await self._next_outcome(partial(self._handshakes.start, accept=accept))
         if isinstance(outcome, Failure):
             raise outcome.error
         return outcome
 
-    async def _next_outcome(self, accept: Callable[[R], Awaitable[C]]) -> C | Failure:
+    async def _next_outcome(self, start: Callable[[R], None]) -> C | Failure:
         """Wait for the next connection, or for a peer that could not be accepted.
 
-        Requests are accepted as they arrive, so that a peer that does not confirm delays no other.
-        The connections that are established meanwhile are for the next calls.
+        `start` begins to accept a request. It is called as requests arrive, so that a peer that
+        does not confirm delays no other. The connections that are established meanwhile are for the
+        next calls.
         """
         self._check_idle()
         await checkpoint()
@@ -249,10 +251,11 @@ class BaseListener(AsyncContextManagerMixin, Generic[R, C]):
         while (outcome := self._handshakes.take()) is None:
             request = self._take_request() if self._handshakes.may_start else None
             if request is not None:
-                self._handshakes.start(request, accept)
+                start(request)
                 # Before the next handshake, read the requests that have arrived, so that the one of
                 # another host does not wait behind a flood.
-                await self._yield()
+                if any(cm.requests_waiting for cm in self._cms):
+                    await self._yield()
             else:
                 await self._arrived.wait()
         return outcome
@@ -260,11 +263,19 @@ class BaseListener(AsyncContextManagerMixin, Generic[R, C]):
     async def _serve(self, handler: Callable[[C], Awaitable[object]]) -> None:
         self._check_idle()
         failure: RdmaError | None = None
+
+        def start(request: R) -> None:
+            self._handshakes.begin(request)
+            tasks.create_task(self._accept_and_serve(request, handler))
+
         async with task_group(self._loop) as tasks:
             try:
                 while True:
-                    connection = await accept_or_log(self)
-                    tasks.create_task(self._serve_one(connection, handler))
+                    outcome = await self._next_outcome(start)  # of an accept() before
+                    if isinstance(outcome, Failure):
+                        self._log_unaccepted(outcome)
+                    else:
+                        tasks.create_task(self._serve_one(outcome, handler))
             except LocalClosed:
                 pass
             except RdmaError as error:  # raised here, an exception group would wrap it
@@ -273,6 +284,15 @@ class BaseListener(AsyncContextManagerMixin, Generic[R, C]):
                 self.abort()
         if failure is not None:
             raise failure
+
+    async def _accept_and_serve(
+        self, request: R, handler: Callable[[C], Awaitable[object]]
+    ) -> None:
+        outcome = await self._handshakes.finish(request, self._accept)
+        if isinstance(outcome, Failure):
+            self._log_unaccepted(outcome)
+        elif outcome is not None:
+            await self._serve_one(outcome, handler)
 
     async def _serve_one(self, connection: C, handler: Callable[[C], Awaitable[object]]) -> None:
         try:
@@ -294,6 +314,11 @@ class BaseListener(AsyncContextManagerMixin, Generic[R, C]):
             logger.error("serving %r failed", connection, exc_info=error)
         else:
             self._peer_log.log(logging.INFO, "%r ended: %s", connection, cause)
+
+    def _log_unaccepted(self, failure: Failure) -> None:
+        # A peer can cause it again and again, for example when memory is short.
+        text = "a peer of %r could not be accepted: %s"
+        self._log.log(logging.ERROR, text, self, failure.error)
 
     def __aiter__(self) -> AsyncIterator[R]:
         """Iterate over requests until the listener is closed."""
@@ -330,8 +355,7 @@ async def accept_or_log(listener: BaseListener[R, C]) -> C:
 
     Raises: as BaseListener.get_request().
     """
-    while isinstance(outcome := await listener._next_outcome(listener._accept), Failure):
-        # A peer can cause it again and again, for example when memory is short.
-        text = "a peer of %r could not be accepted: %s"
-        listener._log.log(logging.ERROR, text, listener, outcome.error)
+    start = partial(listener._handshakes.start, accept=listener._accept)
+    while isinstance(outcome := await listener._next_outcome(start), Failure):
+        listener._log_unaccepted(outcome)
     return outcome

@@ -113,7 +113,7 @@ class AsyncCmId(BaseCmId):
         def is_over() -> bool:
             if calls.have_ended:
                 return calls.have_failed or step.finish is not None or is_done()
-            return self._state.current is CmState.CLOSED
+            return self._state.is_closed
 
         def on_end() -> None:
             if step.call is CmCall.ACCEPT and not calls.have_failed:
@@ -128,7 +128,7 @@ class AsyncCmId(BaseCmId):
             await self._wait(is_over)
         finally:
             calls.cancel()  # those that have not begun, and connecting along a route
-        if self._state.current is CmState.CLOSED:
+        if self._state.is_closed:
             return
         try:
             calls.check()
@@ -270,7 +270,7 @@ class AsyncCmId(BaseCmId):
 
         Requests that no task has taken are rejected. Idempotent. See rdma_destroy_id(3).
         """
-        if self._state.current is CmState.CLOSED:
+        if self._state.is_closed:
             return
         super().abort()
         self._notify()

@@ -71,6 +71,9 @@ _tokens = itertools.count(1)
 # In these states the addresses of an id can still change.
 _CHANGES_ADDRESS = frozenset({CmState.IDLE, CmState.ADDR_BOUND, CmState.ADDR_QUERY})
 
+# These events need more than a change of the state.
+_NEEDS_MORE = frozenset({CmEventType.CONNECT_REQUEST, CmEventType.DEVICE_REMOVAL})
+
 # connect() and accept() end in one of these. Before the task runs, the peer might have left, or a
 # malformed message might have ended the connection here. In RESPONDED the id has no queue pair,
 # and the user moves one.
@@ -111,6 +114,11 @@ class BaseCmId(AsyncContextManagerMixin, ABC):
     def state(self) -> CmState:
         """The state of the id. See `aiordma.cm.states`."""
         return self._state.current
+
+    @property
+    def is_closed(self) -> bool:
+        """True if the state is CLOSED."""
+        return self._state.is_closed
 
     @property
     def event(self) -> CmEvent | None:
@@ -175,7 +183,7 @@ class BaseCmId(AsyncContextManagerMixin, ABC):
             ValueError: the id is not bound to a device yet.
             LocalClosed: the id is closed.
         """
-        if self._device is None or self._state.current is CmState.CLOSED:
+        if self._device is None or self._state.is_closed:
             self._state.check_open()
             self._device = self.handle.cm_id.device()
         return self._device
@@ -183,17 +191,18 @@ class BaseCmId(AsyncContextManagerMixin, ABC):
     @property
     def port_num(self) -> int:
         """The port of the device, from 1; 0 before the id is bound to a device."""
-        return 0 if self._state.current is CmState.CLOSED else self.handle.cm_id.port_num
+        return 0 if self._state.is_closed else self.handle.cm_id.port_num
 
     # --- events and steps ---
 
     def handle_event(self, event: CmEvent) -> None:
         """Process an rdma_cm event, which can change the state."""
         kind = event.type
-        if kind is CmEventType.CONNECT_REQUEST:
-            self._add_request(event)
-        elif kind is CmEventType.DEVICE_REMOVAL:
-            device_contexts.check_soon()
+        if kind in _NEEDS_MORE:
+            if kind is CmEventType.CONNECT_REQUEST:
+                self._add_request(event)
+            else:
+                device_contexts.check_soon()
         elif self._joining and event.context in self._joining:
             self._joining[event.context] = event
         self._state.on_event(event)
@@ -344,7 +353,7 @@ class BaseCmId(AsyncContextManagerMixin, ABC):
 
     def _new_calls(self) -> IdCalls | None:
         """Return an object for calls of a thread of C; None if a worker thread makes the calls."""
-        if self.handle.calls.reader is None or self._state.current is CmState.CLOSED:
+        if self.handle.calls.reader is None or self._state.is_closed:
             return None
         return IdCalls(self.handle.cm_id)
 
@@ -499,7 +508,7 @@ class BaseCmId(AsyncContextManagerMixin, ABC):
 
     def _unprepared(self, error: VerbsError) -> Exception:
         """Reject the request, for which no queue pair could be made. Return the exception."""
-        if self._state.current is CmState.CLOSED:
+        if self._state.is_closed:
             return LocalClosed("closed on this side")
         try:
             self.handle.cm_id.reject()
@@ -598,7 +607,7 @@ class BaseCmId(AsyncContextManagerMixin, ABC):
 
     def _drop_requests_if_closed(self) -> None:
         """Drop a request that arrived while another thread closed the id."""
-        if self._state.current is CmState.CLOSED and self._requests is not None:
+        if self._state.is_closed and self._requests is not None:
             self._requests.drop_all()
 
     # --- the queue pair ---
@@ -808,7 +817,7 @@ class BaseCmId(AsyncContextManagerMixin, ABC):
         Raises:
             RdmaError: there is no connection, or the id is for datagrams.
         """
-        if self._state.current is not CmState.CLOSED and self.handle.cm_id.is_datagram:
+        if not self._state.is_closed and self.handle.cm_id.is_datagram:
             raise RdmaError("datagrams have no connection to end")
         if self._state.current is CmState.DISCONNECTED:
             self.start_disconnect()
@@ -856,7 +865,7 @@ class BaseCmId(AsyncContextManagerMixin, ABC):
 
     def abandon(self) -> None:
         """Close at once without waking waiters. Callable from any thread. Idempotent."""
-        if self._state.current is not CmState.CLOSED:
+        if not self._state.is_closed:
             self._leave()
             self.handle.destroy()
         if self._requests is not None:
@@ -892,7 +901,7 @@ class BaseCmId(AsyncContextManagerMixin, ABC):
             await self.handle.wait_destroyed()
 
     def __del__(self) -> None:
-        if not hasattr(self, "_is_moved") or self._state.current is CmState.CLOSED:
+        if not hasattr(self, "_is_moved") or self._state.is_closed:
             return
         name = repr(self)
         self.abandon()

@@ -23,7 +23,7 @@ from aiordma.errors import (
     ReceiveOverrun,
     WorkRequestError,
 )
-from aiordma.loop import Deadline, Loop, run_in_background
+from aiordma.loop import Loop, run_in_background
 from aiordma.loop.context_managers import Closable
 from aiordma.options import ListenerLimits
 
@@ -95,12 +95,13 @@ class Handshakes(Generic[R, C]):
     """The handshakes of a listener, and their outcomes that no task has taken yet."""
 
     def __init__(self, loop: Loop, limits: ListenerLimits, on_change: Callable[[], None]) -> None:
-        """Call `on_change` whenever a handshake has ended, or another one can begin."""
+        """Call `on_change` whenever there is an outcome, or another handshake can begin."""
         self._loop = loop
         self._limits = limits
         self._on_change = on_change
-        # Each with the timer of CONFIRM_SECONDS, oldest first. None: the reply is not sent yet.
-        self._under_way: dict[R, Deadline | None] = {}
+        # Each with the time after which it can be ended, oldest first. None: the reply is not sent.
+        self._under_way: dict[R, float | None] = {}
+        self._has_timer = False
         self._outcomes: deque[C | Failure] = deque()
         self._log = OccasionalLog(logger)
         self.stats = ListenerStats()
@@ -108,9 +109,11 @@ class Handshakes(Generic[R, C]):
     @property
     def may_start(self) -> bool:
         """True if another handshake can begin now."""
-        if len(self._under_way) < self._limits.max_handshakes:
-            return True
-        return self._replaceable() is not None
+        return not self._is_full or self._replaceable() is not None
+
+    @property
+    def _is_full(self) -> bool:
+        return len(self._under_way) >= self._limits.max_handshakes
 
     def _replaceable(self) -> R | None:
         """Return the handshake that can be ended for a new one.
@@ -118,15 +121,20 @@ class Handshakes(Generic[R, C]):
         None: all those of the hosts with the most handshakes are too young.
         """
         by_host = Counter(request.peer_address[0] for request in self._under_way)
-        most = max(by_host.values())
-        for request, timer in self._under_way.items():
-            if timer is not None and timer.expired and by_host[request.peer_address[0]] == most:
+        most, now = max(by_host.values()), self._loop.time()
+        for request, end in self._under_way.items():
+            if end is not None and end <= now and by_host[request.peer_address[0]] == most:
                 return request
         return None
 
     def start(self, request: R, accept: Callable[[R], Awaitable[C]]) -> None:
-        """Begin to accept the request. Call it only if `may_start`."""
-        if len(self._under_way) >= self._limits.max_handshakes:
+        """Accept the request in the background, for take(). Call it only if `may_start`."""
+        self.begin(request)
+        run_in_background(self._loop, self._run(request, accept))
+
+    def begin(self, request: R) -> None:
+        """Note that a handshake begins: finish() follows. Call it only if `may_start`."""
+        if self._is_full:
             dropped = self._replaceable()
             assert dropped is not None, "a handshake can be started only if may_start"
             self._log.log(logging.INFO, "%r was dropped for a new request", dropped)
@@ -134,14 +142,40 @@ class Handshakes(Generic[R, C]):
             self._end(dropped)
         self._under_way[request] = None
         request.on_replied = lambda: self._replied(request)
-        run_in_background(self._loop, self._run(request, accept))
+        self._set_timer_if_full()
 
     def _replied(self, request: R) -> None:
         """Begin the time in which the peer must confirm, before the handshake can be ended."""
         if request in self._under_way:
-            self._under_way[request] = Deadline(self._loop, CONFIRM_SECONDS, self._on_change)
+            self._under_way[request] = self._loop.time() + CONFIRM_SECONDS
+            self._set_timer_if_full()
+
+    def _set_timer_if_full(self) -> None:
+        """Call `on_change` when the next handshake can be ended for a new one."""
+        if self._has_timer or not self._is_full:
+            return
+        now = self._loop.time()
+        later = [end for end in self._under_way.values() if end is not None and end > now]
+        if later:
+            self._has_timer = True
+            self._loop.call_later(min(later) - now, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._has_timer = False
+        self._set_timer_if_full()
+        self._on_change()
 
     async def _run(self, request: R, accept: Callable[[R], Awaitable[C]]) -> None:
+        outcome = await self.finish(request, accept)
+        if outcome is not None:
+            self._outcomes.append(outcome)
+            self._on_change()
+
+    async def finish(self, request: R, accept: Callable[[R], Awaitable[C]]) -> C | Failure | None:
+        """Accept the request, and return the connection, or the reason on this side if that fails.
+
+        Return None if the peer has caused the failure, or if the handshake was ended meanwhile.
+        """
         try:
             connection = await accept(request)
         except PEER_ERRORS as error:
@@ -151,17 +185,16 @@ class Handshakes(Generic[R, C]):
         except Exception as error:
             request.abort()
             if self._forget(request):
-                self._outcomes.append(Failure(error))
-        except BaseException:  # the event loop ends
+                return Failure(error)
+        except BaseException:  # the event loop ends, or the task was cancelled
             self._end(request)
             raise
         else:
             if self._forget(request):
                 self.stats.accepted += 1
-                self._outcomes.append(connection)
-            else:
-                connection.abort()
-        self._on_change()
+                return connection
+            connection.abort()
+        return None
 
     def __len__(self) -> int:
         """Return the number of handshakes under way."""
@@ -187,8 +220,9 @@ class Handshakes(Generic[R, C]):
         """Remove a handshake that has ended. Return False if it was removed before."""
         if request not in self._under_way:
             return False
+        may_start_another = self._is_full
         request.on_replied = None
-        timer = self._under_way.pop(request)
-        if timer is not None:
-            timer.cancel()
+        del self._under_way[request]
+        if may_start_another:
+            self._on_change()
         return True

@@ -20,12 +20,13 @@ class IdState:
     function has returned then finds the state that it belongs to.
     """
 
-    __slots__ = ("_failure", "_is_closed", "current", "established", "event", "request")
+    __slots__ = ("_failure", "current", "established", "event", "is_closed", "request")
 
     def __init__(self, state: CmState, event: CmEvent | None) -> None:
         self.current = state
         """The state. CLOSED is final, so change it by move()."""
-        self._is_closed = False
+        self.is_closed = False
+        """True if the state is CLOSED."""
         self.event = event
         """The last event. It holds the peer's private data until the next event arrives."""
         self.request = event if state is CmState.REQUESTED else None
@@ -37,7 +38,7 @@ class IdState:
     def move(self, state: CmState) -> None:
         """Move to `state`, unless the id is closed."""
         self.current = state
-        if self._is_closed:  # perhaps just now, by another thread
+        if self.is_closed:  # perhaps just now, by another thread
             self.current = CmState.CLOSED
 
     def on_event(self, event: CmEvent) -> None:
@@ -116,14 +117,14 @@ class IdState:
         Raises:
             LocalClosed: the id is closed.
         """
-        if self.current is CmState.CLOSED:
+        if self.is_closed:
             raise LocalClosed("the id is closed")
 
     # --- the end ---
 
     def close(self) -> None:
         """Move to CLOSED, and drop the failure."""
-        self._is_closed = True
+        self.is_closed = True
         self.current = CmState.CLOSED
         self._failure = None
 

@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 MAX_BACKLOG = 1024
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class PendingRequest:
     """A connection request: its id, its CONNECT_REQUEST event, and the host of the peer."""
 

@@ -279,6 +279,6 @@ class SyncCmId(BaseCmId):
 
         Cancelling stops the wait only.
         """
-        if self._state.current is not CmState.CLOSED:
+        if not self._state.is_closed:
             self.handle.move_to(running_loop())
         await super().aclose()

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
@@ -41,6 +42,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 CQ_ENTRIES = 4096
+# So many entries of destroyed queue pairs are made free together, after one poll.
+RELEASE_BATCH = 64
 # drain() yields to the loop after this number of batches from one queue.
 MAX_BATCHES = 16
 
@@ -246,17 +249,21 @@ class LoopDevice:
         """Undo reserve(), when the queue pair is destroyed.
 
         The queue is polled first: completions of the queue pair can still occupy entries. If new
-        queue pairs reserved these entries, the queue could overflow.
+        queue pairs reserved these entries, the queue could overflow. Fewer than RELEASE_BATCH
+        entries wait for more of them, so that not each small queue pair costs a poll.
         """
-
-        def add_entries() -> None:
-            with self._lock:
-                queue.free += entries
-
+        entries += queue.released
+        queue.released = 0
         if self._loop.is_closed():  # no completion is polled any more, and no task waits for one
-            add_entries()
+            self._add_free(queue, entries)
+        elif entries < RELEASE_BATCH:
+            queue.released = entries
         else:
-            self.drain(queue, add_entries)
+            self.drain(queue, partial(self._add_free, queue, entries))
+
+    def _add_free(self, queue: SharedCompletionQueue, entries: int) -> None:
+        with self._lock:
+            queue.free += entries
 
     def release(self) -> None:
         """Remove one user. The last one closes all resources, in a worker thread."""

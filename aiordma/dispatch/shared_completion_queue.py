@@ -18,6 +18,8 @@ class SharedCompletionQueue(fast_path.PolledQueue):
         self.cq = CompletionQueue(channel, entries)
         self.free = self.cq.capacity
         """The number of entries that are not reserved."""
+        self.released = 0
+        """The number of entries of destroyed queue pairs, whose completions can occupy them."""
         self.is_arming_scheduled = False
         """True if the loop will arm the queue in its next iteration."""
         self._open(self.cq.address)

@@ -140,15 +140,14 @@ class ConnectRequest(BaseRequest):
         try:
             device = self._cm.device()
             check_private_data(private_data, PrivateDataLimits.of(device).accept)
-            options.check_device(device, self._cm.port_num)
             receives = self._shared_receives.receives(self._cm, options)
+            endpoint = message_endpoint(self._cm, options, receives)
         except ValueError:
             raise
         except BaseException as error:
             await close_after(self._cm, error)
             raise
         async with self._handshake():
-            endpoint = message_endpoint(self._cm, options, receives)
             await endpoint.accept(private_data)
         return Connection(endpoint)
 

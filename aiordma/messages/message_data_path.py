@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -11,6 +11,7 @@ from aiordma.cm import AsyncCmId
 from aiordma.dispatch import BusyPoll, MemoryDomain
 from aiordma.enums import AsyncEventType, WcOpcode, WcStatus, WrOpcode
 from aiordma.errors import VerbsError
+from aiordma.loop import checkpoint_halves_of
 from aiordma.messages.receiver import Receiver
 from aiordma.messages.remote_access import read_access
 from aiordma.messages.slow_path import SlowPath
@@ -27,9 +28,12 @@ from aiordma.qp.shared_receives import SharedReceives
 from aiordma.qp.stats import ConnectionStats
 from aiordma.rdmacm import IdCalls
 from aiordma.verbs import AsyncEvent, ProtectionDomain, QueuePair, QueuePairCaps
+from aiordma.verbs.queue_pair import NO_IMMEDIATE
 
 if TYPE_CHECKING:
     from aiordma._native._lib import IbvWc
+    from aiordma.memory import RemoteBuffer
+    from aiordma.qp.scatter_gather import Sink, Source
 
 SUCCESS = int(WcStatus.SUCCESS)
 
@@ -90,8 +94,14 @@ class MessageDataPath:
         operation needs the slow path."""
         self.finish = operations.finish
         """Wait until the operation of start_transfer() has completed."""
-        self.slow = SlowPath(cm, device, operations, options)
-        """The operations that the core leaves to Python."""
+        self._operations = operations
+        self._slow: SlowPath | None = None
+        self.initiator_depth = 0
+        """The number of reads and atomics that can be in flight. 0 until it is negotiated."""
+        core = self.sends.core
+        core.checkpoints = checkpoint_halves_of(type(loop))
+        core.set_slow(self._send)
+        core.set_slow_access(self._read, self._write)
         self._ring = (
             shared_receives.ring
             if shared_receives
@@ -146,9 +156,8 @@ class MessageDataPath:
         resources = self._resources
         resources.attach_fast_path(self.sends.core, self.receiver.queue, self._on_notified)
         self._qp = qp
-        self.slow.pd = pd = resources.domain.pd
         core = self.sends.core
-        core.use_memory(pd, self._options.max_message_size)
+        core.use_memory(resources.domain.pd, self._options.max_message_size)
         self._busy_sending.open(resources.send_cq)
         self._busy_receiving.open(resources.recv_cq)
         dispatcher, busy_poll = resources.loop_device.dispatcher, self._busy_receiving.nanoseconds
@@ -220,6 +229,33 @@ class MessageDataPath:
             messages_unread=len(self.receiver),
         )
 
+    # --- the slow path ---
+
+    @property
+    def slow(self) -> SlowPath:
+        """The operations that the core leaves to Python. Made when the first one is needed."""
+        if self._slow is None:
+            self._slow = SlowPath(
+                self._cm,
+                self._device,
+                self._operations,
+                self._options,
+                self.pd,
+                self.initiator_depth,
+            )
+        return self._slow
+
+    def _send(self, data: Source, error: int = 0) -> Coroutine[object, None, None]:
+        return self.slow.sender.send(data, error)
+
+    def _read(self, remote: RemoteBuffer, into: Sink) -> Coroutine[object, None, None]:
+        return self.slow.remote.read(remote, into)
+
+    def _write(
+        self, source: Source, remote: RemoteBuffer, imm: int = NO_IMMEDIATE
+    ) -> Coroutine[object, None, None]:
+        return self.slow.remote.write(source, remote, imm)
+
     # --- completions ---
 
     def complete(self, number: int, wc: IbvWc) -> None:
@@ -269,7 +305,7 @@ class MessageDataPath:
     def negotiated(self, initiator_depth: int) -> None:
         """Allow `initiator_depth` reads and atomics in flight: the connection is established."""
         self.receiver.start()
-        self.slow.initiator_depth = initiator_depth
+        self.initiator_depth = initiator_depth
         if initiator_depth:
             core = self.sends.core
             core.allow_reads(read_access(self._device))
@@ -296,7 +332,7 @@ class MessageDataPath:
     @property
     def may_read(self) -> bool:
         """True if the sides have agreed that this side can post reads."""
-        return self.slow.initiator_depth > 0
+        return self.initiator_depth > 0
 
     @property
     def largest_transfer(self) -> int:

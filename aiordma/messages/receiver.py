@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from aiordma._native import fast_path
 from aiordma.dispatch import AdaptivePolling
 from aiordma.enums import WcOpcode
-from aiordma.errors import BusyError, PeerClosed, ReceiveOverrun, VerbsError
+from aiordma.errors import BusyError, ReceiveOverrun, VerbsError
 from aiordma.loop import (
     Checkpoint,
     Loop,
@@ -145,22 +145,27 @@ class Receiver:
 
         The core has none, and cannot wait for one itself.
         """
-        if (wait := self.wait_if_needed(has_polled=True)) is not None:
-            await wait
-        queue = self.queue
-        message = queue.take_bytes() if queue else None
-        if message is None:
+        if (message := await self._take()) is None:
             raise self._callbacks.end_reason()
-        if queue.error:
-            self.check_queue()
         return message
 
     async def next(self) -> bytes:
         """Wait for the next message and return it: see Connection.__aiter__()."""
-        try:
-            return await self.recv()
-        except PeerClosed:
-            raise StopAsyncIteration from None
+        if (message := await self._take()) is None:
+            if self._callbacks.closed_by_peer:
+                raise StopAsyncIteration
+            raise self._callbacks.end_reason()
+        return message
+
+    async def _take(self) -> bytes | None:
+        """Wait for the next message and return it; None if none will come any more."""
+        if (wait := self.wait_if_needed(has_polled=True)) is not None:
+            await wait
+        queue = self.queue
+        message = queue.take_bytes() if queue else None
+        if message is not None and queue.error:
+            self.check_queue()
+        return message
 
     async def recv_into(self, memory: memoryview) -> int:
         """Wait for a message and copy it: see Connection.recv_into(). `memory` has format "B"."""

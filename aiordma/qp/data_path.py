@@ -103,6 +103,10 @@ class EndpointCallbacks(Protocol):
         """True if nothing can be sent any more."""
 
     @property
+    def closed_by_peer(self) -> bool:
+        """True if the connection has ended because the peer has closed it: end_reason() says so."""
+
+    @property
     def is_drained(self) -> bool:
         """True if the connection has ended and all messages that had arrived were taken."""
 

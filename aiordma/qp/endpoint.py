@@ -59,6 +59,7 @@ RAN_OUT_OF_RECEIVES = (
     "messages arrived faster than this event loop took them, and some might be lost; make the peer "
     "wait for answers, or raise recv_depth"
 )
+_FAILED = frozenset({CmState.FAILED, CmState.REMOVED})
 # A device that has not flushed a queue pair after this time will not flush the rest.
 FLUSH_SECONDS = 10.0
 # iWARP can report the end of a connection a short time before it has flushed the receives.
@@ -241,7 +242,7 @@ class Endpoint(Generic[D_co]):
     @property
     def released(self) -> bool:
         """True if the connection is being destroyed: the user need not close it."""
-        return self.cm.state is CmState.CLOSED
+        return self.cm.is_closed
 
     @property
     def may_be_read(self) -> bool:
@@ -266,6 +267,11 @@ class Endpoint(Generic[D_co]):
         disconnected = self.device.is_iwarp and error.errno == errno.ENOTCONN
         self.fail(PeerClosed(self._peer_closed()) if disconnected else error)
         return self.end_reason()
+
+    @property
+    def closed_by_peer(self) -> bool:
+        """True if the connection has ended because the peer has closed it: end_reason() says so."""
+        return isinstance(self._end, PeerClosed) and not self.closed_here
 
     def _peer_closed(self) -> str:
         return f"{format_address(self.peer_address)} closed the connection"
@@ -349,14 +355,13 @@ class Endpoint(Generic[D_co]):
 
     def _on_cm_change(self) -> None:
         state = self.cm.state
-        if state is CmState.DISCONNECTED:
-            if not self.closed_here:  # else the cause is known
-                # A failed request that has completed just before is the better cause.
-                self.data_path.drain(self._disconnected)
-        elif state in (CmState.FAILED, CmState.REMOVED):
+        if state in _FAILED:
             failure = self.cm.failure(format_address(self.peer_address))
             self.fail(failure or RdmaError("the connection failed"))
             self._expect_no_completions()
+        elif state is CmState.DISCONNECTED and not self.closed_here:  # else the cause is known
+            # A failed request that has completed just before is the better cause.
+            self.data_path.drain(self._disconnected)
         self._changed.wake_all()
 
     def _disconnected(self) -> None:

@@ -83,7 +83,7 @@ class SendQueue:
         self._kept: list[InFlightMemory] = []
         self._qp: QueuePair
         self._pool: BufferPool
-        self.stats = ConnectionStats()
+        self.stats = ConnectionStats.__new__(ConnectionStats)  # __init__() would set 16 fields
         self.post_list: PostList | None = None
         """The batched requests. None: requests are never batched."""
         self.try_reserve = self.core.try_reserve

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 
-@dataclass(slots=True)
+# Without slots, a field that was never set is the default of the class.
+@dataclass
 class ConnectionStats:
     """A snapshot of a connection's numbers: the result of `Connection.stats`. Sizes are in bytes.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import struct
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from aiordma._native import ffi
@@ -115,6 +116,11 @@ def parse_address(host: str, port: int = 0) -> SocketAddress:
     Raises:
         ValueError: `host` is not a numeric address, or `port` is not between 0 and 65535.
     """
+    # The number of an interface can change.
+    return _parse_address(host, port) if "%" in host else _parse_unscoped(host, port)
+
+
+def _parse_address(host: str, port: int) -> SocketAddress:
     if not 0 <= port <= 65535:
         raise ValueError(f"port {port} is not between 0 and 65535")
     bare, percent, scope = host.partition("%")
@@ -129,6 +135,9 @@ def parse_address(host: str, port: int = 0) -> SocketAddress:
             raise ValueError(f"{host!r}: only an IPv6 address has a scope")
         return SocketAddress(bare, port)
     return SocketAddress(bare, port, socket.AF_INET6, _scope_id(scope) if percent else 0)
+
+
+_parse_unscoped = lru_cache(maxsize=256)(_parse_address)
 
 
 def _scope_id(scope: str) -> int:

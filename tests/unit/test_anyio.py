@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable, Coroutine, Iterator
+from types import SimpleNamespace
 
 import anyio
 import pytest
@@ -47,6 +48,7 @@ class Failing(Connection, Listener):  # type: ignore[misc]
 
     closed = True
     _accept = None  # type: ignore[assignment]
+    _handshakes = SimpleNamespace(start=print)  # type: ignore[assignment]
 
     def __init__(self, error: BaseException) -> None:
         self.error = error

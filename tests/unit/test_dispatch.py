@@ -23,6 +23,7 @@ import aiordma
 from aiordma import DeviceRemoved, Listener, LocalClosed, Rejected, VerbsError
 from aiordma.cm import AsyncCmId, CmState
 from aiordma.dispatch import KEY_SHIFT, LoopDevice, device_events, loop_device
+from aiordma.dispatch.loop_device import RELEASE_BATCH
 from aiordma.enums import AsyncEventType, CmEventType
 from aiordma.loop import make_future, running_loop
 from aiordma.options import ConnectionOptions, ListenerLimits
@@ -246,7 +247,7 @@ async def test_many_completions_do_not_block_the_loop(simulation: Simulation) ->
         assert seen == [0]
         rig.complete(0, 0, *range(MANY))
         rig.loop_device.drain(queue, lambda: seen.append(complete.call_count))
-        rig.loop_device.unreserve(queue, 28)
+        rig.loop_device.unreserve(queue, RELEASE_BATCH)
         assert (seen, queue.free) == ([0], free)
         counts = set[int]()
         while complete.call_count < MANY:
@@ -254,7 +255,11 @@ async def test_many_completions_do_not_block_the_loop(simulation: Simulation) ->
             await loops.sleep(0)
         assert len(counts) >= 2
         await loops.sleep(1)
-        assert (rig.numbers[0], seen, queue.free) == ([*range(MANY)], [0, MANY], free + 28)
+        assert (rig.numbers[0], seen, queue.free) == (
+            [*range(MANY)],
+            [0, MANY],
+            free + RELEASE_BATCH,
+        )
 
 
 @pytest.mark.parametrize("how", ["poll", "arm", "read", "poll_for"])
@@ -294,8 +299,8 @@ async def test_a_queue_or_channel_that_fails_fails_the_device_once(
         if how != "arm":  # on trio, queues are armed later: the second one is polled before
             assert polls[1] == 0
         free = first.free
-        rig.loop_device.unreserve(first, 28)
-        assert first.free == free + 28
+        rig.loop_device.unreserve(first, RELEASE_BATCH)
+        assert first.free == free + RELEASE_BATCH
     assert "sim0: " in caplog.text
     assert "could not handle the failure of sim0" in caplog.text
 
@@ -317,6 +322,17 @@ async def test_draining_ends_with_its_queue_or_reading(simulation: Simulation, f
         await loops.sleep(1)
         assert (complete.call_count, then.call_count) == (FIRST, 1)
         assert rig.failures == [[errno.EIO] * fails] * 2
+
+
+async def test_few_entries_are_free_after_a_poll_together_with_more(simulation: Simulation) -> None:
+    """Closing a small queue pair costs no poll. Until the next one, its entries are not free."""
+    async with rig_of(simulation) as rig:
+        queue, raw = rig.queues[0], rig.raw[0]
+        free, polls = queue.free, raw.polls
+        rig.loop_device.unreserve(queue, RELEASE_BATCH - 1)
+        assert (queue.free, raw.polls) == (free, polls)
+        rig.loop_device.unreserve(queue, 1)
+        assert (queue.free, raw.polls) == (free + RELEASE_BATCH, polls + 1)
 
 
 async def test_a_closed_loop_is_not_polled(simulation: Simulation) -> None:
