@@ -172,8 +172,9 @@ def check_depths(device: Device, *depths: int) -> None:
         ValueError: a depth is over the limit of the device.
     """
     limit = device.attributes.max_qp_wr
-    if max(depths) > limit:
-        raise ValueError(f"{device.name} allows a send_depth and recv_depth of {limit} each")
+    for depth in depths:
+        if depth > limit:
+            raise ValueError(f"{device.name} allows a send_depth and recv_depth of {limit} each")
 
 
 _MAX_DEPTH = 1 << 20

@@ -6,9 +6,10 @@ import logging
 from collections.abc import AsyncIterator, Callable
 from typing import TYPE_CHECKING
 
+from aiordma.cm import states
 from aiordma.cm.base_id import BaseCmId
 from aiordma.cm.handle import IdHandle
-from aiordma.cm.states import CmCall, CmState
+from aiordma.cm.states import CmState
 from aiordma.cm.step import Step
 from aiordma.dispatch import CmDispatcher
 from aiordma.enums import PortSpace
@@ -83,8 +84,8 @@ class AsyncCmId(BaseCmId):
         if step.call is None:
             self._check_idle()
         else:
-            before = self._state.enter(step.call)
-        expected = self._state.current
+            before = self.id_state.enter(step.call)
+        expected = self.id_state.current
         try:
             if step.calls is not None:
                 await self._make_calls(step, step.calls, is_done)
@@ -94,9 +95,9 @@ class AsyncCmId(BaseCmId):
                 await self.handle.call(step.run, step.pool)
         except Exception:
             if step.call is not None:
-                self._state.call_failed(step.call, before, expected)
+                self.id_state.call_failed(step.call, before, expected)
             raise
-        if step.calls is None and step.call is CmCall.ACCEPT:
+        if step.calls is None and step.call is states.ACCEPT:
             self._note_reply()
         if not is_done():
             self._check_idle()
@@ -113,10 +114,10 @@ class AsyncCmId(BaseCmId):
         def is_over() -> bool:
             if calls.have_ended:
                 return calls.have_failed or step.finish is not None or is_done()
-            return self._state.is_closed
+            return self.id_state.is_closed
 
         def on_end() -> None:
-            if step.call is CmCall.ACCEPT and not calls.have_failed:
+            if step.call is states.ACCEPT and not calls.have_failed:
                 self._note_reply()
             if is_over():
                 self._changed.wake_all()
@@ -128,7 +129,7 @@ class AsyncCmId(BaseCmId):
             await self._wait(is_over)
         finally:
             calls.cancel()  # those that have not begun, and connecting along a route
-        if self._state.is_closed:
+        if self.id_state.is_closed:
             return
         try:
             calls.check()
@@ -209,7 +210,7 @@ class AsyncCmId(BaseCmId):
                 logger.info("a connection request was dropped with its device: %s", error)
                 request.handle.destroy()
             else:
-                return AsyncCmId(request.handle, self._dispatcher, CmState.REQUESTED, request.event)
+                return AsyncCmId(request.handle, self._dispatcher, states.REQUESTED, request.event)
         self._check_listening()
         return None
 
@@ -242,12 +243,12 @@ class AsyncCmId(BaseCmId):
         """
         from aiordma.cm.sync_id import SyncCmId  # here, because it imports this module
 
-        self._state.check_open()
+        self.id_state.check_open()
         await self.handle.call(lambda: None)  # waits for the calls under way
         self._check_idle()
-        self._state.check_open()
+        self.id_state.check_open()
         self._leave_loop()
-        successor = SyncCmId(self.handle, self._state.current, self.event)
+        successor = SyncCmId(self.handle, self.id_state.current, self.event)
         self._transfer_to(successor)
         return successor
 
@@ -270,7 +271,7 @@ class AsyncCmId(BaseCmId):
 
         Requests that no task has taken are rejected. Idempotent. See rdma_destroy_id(3).
         """
-        if self._state.is_closed:
+        if self.id_state.is_closed:
             return
         super().abort()
         self._notify()
@@ -283,4 +284,4 @@ class AsyncCmId(BaseCmId):
 def create_id(dispatcher: CmDispatcher, port_space: PortSpace) -> AsyncCmId:
     """Make an id as AsyncCmId.create() does. The caller has a reference to the dispatcher."""
     handle = IdHandle(dispatcher.loop, dispatcher.create_id(port_space))
-    return AsyncCmId(handle, dispatcher, CmState.IDLE, None)
+    return AsyncCmId(handle, dispatcher, states.IDLE, None)

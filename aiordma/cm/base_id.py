@@ -13,6 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from aiordma.cm import states
 from aiordma.cm.failures import (
     error_for_event,
     error_for_iwarp_connect,
@@ -22,7 +23,7 @@ from aiordma.cm.handle import IdHandle
 from aiordma.cm.id_state import IdState
 from aiordma.cm.own_completions import OwnCompletions
 from aiordma.cm.pending_requests import MAX_BACKLOG, PendingRequests
-from aiordma.cm.states import FINAL, WAITING, CmCall, CmState, after_call
+from aiordma.cm.states import FINAL, WAITING, CmState, after_call
 from aiordma.cm.step import Step
 from aiordma.enums import CmEventType, IbOption, IdOption, JoinFlags, QpState, SrqType
 from aiordma.errors import ConnectError, LocalClosed, RdmaError, VerbsError
@@ -69,7 +70,7 @@ RESOLVE_TIMEOUT = 5.0
 _tokens = itertools.count(1)
 
 # In these states the addresses of an id can still change.
-_CHANGES_ADDRESS = frozenset({CmState.IDLE, CmState.ADDR_BOUND, CmState.ADDR_QUERY})
+_CHANGES_ADDRESS = frozenset({states.IDLE, states.ADDR_BOUND, states.ADDR_QUERY})
 
 # These events need more than a change of the state.
 _NEEDS_MORE = frozenset({CmEventType.CONNECT_REQUEST, CmEventType.DEVICE_REMOVAL})
@@ -78,10 +79,10 @@ _NEEDS_MORE = frozenset({CmEventType.CONNECT_REQUEST, CmEventType.DEVICE_REMOVAL
 # malformed message might have ended the connection here. In RESPONDED the id has no queue pair,
 # and the user moves one.
 _CONNECTED = (
-    CmState.CONNECTED,
-    CmState.DISCONNECTING,
-    CmState.DISCONNECTED,
-    CmState.RESPONDED,
+    states.CONNECTED,
+    states.DISCONNECTING,
+    states.DISCONNECTED,
+    states.RESPONDED,
 )
 
 
@@ -97,11 +98,12 @@ class BaseCmId(AsyncContextManagerMixin, ABC):
         self.handle = handle
         self.context: object = None
         """Any object of the user."""
-        self._state = IdState(state, event)
+        self.id_state = IdState(state, event)
+        """The state, and the events that led to it."""
         self._completions: OwnCompletions | None = None
         self._requests: PendingRequests | None = None
         """The requests of a listening id. None: it has never listened."""
-        self._has_listened = state is CmState.LISTENING
+        self._has_listened = state is states.LISTENING
         self._joining: dict[int, CmEvent | None] = {}
         self._device: Device | None = None
         self._addresses = handle.request_addresses
@@ -113,28 +115,23 @@ class BaseCmId(AsyncContextManagerMixin, ABC):
     @property
     def state(self) -> CmState:
         """The state of the id. See `aiordma.cm.states`."""
-        return self._state.current
-
-    @property
-    def is_closed(self) -> bool:
-        """True if the state is CLOSED."""
-        return self._state.is_closed
+        return self.id_state.current
 
     @property
     def event(self) -> CmEvent | None:
         """The last event. It holds the peer's private data until the next event arrives."""
-        return self._state.event
+        return self.id_state.event
 
     @property
     def request(self) -> CmEvent | None:
         """The CONNECT_REQUEST event, if the id is of a request: the peer's private data, the
         numbers of reads and atomics. Later events do not replace it."""
-        return self._state.request
+        return self.id_state.request
 
     @property
     def established(self) -> CmEvent | None:
         """The event that reported the connection. It holds the peer's answer to connect()."""
-        return self._state.established
+        return self.id_state.established
 
     @property
     def loop(self) -> Loop:
@@ -161,7 +158,7 @@ class BaseCmId(AsyncContextManagerMixin, ABC):
         """Copies of both addresses, as they are now."""
         if self._addresses is None:
             found = self.handle.cm_id.addresses
-            if self._state.current in _CHANGES_ADDRESS:
+            if self.id_state.current in _CHANGES_ADDRESS:
                 return found
             self._addresses = found
         return self._addresses
@@ -173,7 +170,7 @@ class BaseCmId(AsyncContextManagerMixin, ABC):
         Raises:
             LocalClosed: the id is closed.
         """
-        self._state.check_open()
+        self.id_state.check_open()
         return self.handle.cm_id.route
 
     def device(self) -> Device:
@@ -183,15 +180,15 @@ class BaseCmId(AsyncContextManagerMixin, ABC):
             ValueError: the id is not bound to a device yet.
             LocalClosed: the id is closed.
         """
-        if self._device is None or self._state.is_closed:
-            self._state.check_open()
+        if self._device is None or self.id_state.is_closed:
+            self.id_state.check_open()
             self._device = self.handle.cm_id.device()
         return self._device
 
     @property
     def port_num(self) -> int:
         """The port of the device, from 1; 0 before the id is bound to a device."""
-        return 0 if self._state.is_closed else self.handle.cm_id.port_num
+        return 0 if self.id_state.is_closed else self.handle.cm_id.port_num
 
     # --- events and steps ---
 
@@ -205,7 +202,7 @@ class BaseCmId(AsyncContextManagerMixin, ABC):
                 device_contexts.check_soon()
         elif self._joining and event.context in self._joining:
             self._joining[event.context] = event
-        self._state.on_event(event)
+        self.id_state.on_event(event)
         if self._completions is not None:
             self._completions.on_event()
         self._notify()
@@ -225,18 +222,18 @@ class BaseCmId(AsyncContextManagerMixin, ABC):
                 address of the peer.
         """
         await self._perform(step, self._is_idle)
-        if self._state.current not in expected:
-            raise self._state.error(peer or self._peer_name(), expected[0])
+        if self.id_state.current not in expected:
+            raise self.id_state.error(peer or self._peer_name(), expected[0])
 
     def _is_idle(self) -> bool:
-        return self._state.current not in WAITING
+        return self.id_state.current not in WAITING
 
     def _peer_name(self) -> str:
         return format_address(self.peer_address)
 
     def failure(self, peer: str) -> RdmaError | None:
         """Return the reason why the id, or its last query, failed; None if neither did."""
-        return self._state.failure(peer)
+        return self.id_state.failure(peer)
 
     # --- options ---
 
@@ -246,7 +243,7 @@ class BaseCmId(AsyncContextManagerMixin, ABC):
         Raises:
             VerbsError: EINVAL (too late, or not allowed on this kind of id), ENOSYS.
         """
-        self._state.check_open()
+        self.id_state.check_open()
         self.handle.cm_id.set_option(option, value)
 
     def set_local_ece(self, ece: Ece) -> None:
@@ -255,7 +252,7 @@ class BaseCmId(AsyncContextManagerMixin, ABC):
         Raises:
             VerbsError: EINVAL (the id has a queue pair).
         """
-        self._state.check_open()
+        self.id_state.check_open()
         self.handle.cm_id.set_local_ece(ece)
 
     def remote_ece(self) -> Ece:
@@ -266,7 +263,7 @@ class BaseCmId(AsyncContextManagerMixin, ABC):
         Raises:
             VerbsError: EINVAL (the id has a queue pair).
         """
-        self._state.check_open()
+        self.id_state.check_open()
         return self.handle.cm_id.remote_ece()
 
     # --- resolving ---
@@ -277,7 +274,7 @@ class BaseCmId(AsyncContextManagerMixin, ABC):
         Raises:
             VerbsError: EADDRINUSE or EADDRNOTAVAIL (in use, or not of this machine), EACCES.
         """
-        self._state.call(CmCall.BIND_ADDR, lambda: self.handle.cm_id.bind_addr(address))
+        self.id_state.call(states.BIND_ADDR, lambda: self.handle.cm_id.bind_addr(address))
 
     async def resolve_addr(
         self,
@@ -295,12 +292,12 @@ class BaseCmId(AsyncContextManagerMixin, ABC):
         """
         peer = destination.pair[0]
         step = Step(
-            CmCall.RESOLVE_ADDR,
+            states.RESOLVE_ADDR,
             lambda: self.handle.cm_id.resolve_addr(source, destination, _milliseconds(timeout)),
             None,
             translate=lambda error: _query_error(CmEventType.ADDR_ERROR, error, peer),
         )
-        await self._perform_to(step, CmState.ADDR_RESOLVED, peer=peer)
+        await self._perform_to(step, states.ADDR_RESOLVED, peer=peer)
 
     async def resolve_route(
         self,
@@ -341,10 +338,10 @@ class BaseCmId(AsyncContextManagerMixin, ABC):
         pool: WorkerPool | None,
         calls: IdCalls | None = None,
     ) -> None:
-        step = Step(CmCall.RESOLVE_ROUTE, start, pool, translate=self._route_error, calls=calls)
+        step = Step(states.RESOLVE_ROUTE, start, pool, translate=self._route_error, calls=calls)
         await self._perform(step, self._is_idle)
-        if self._state.current is not CmState.ROUTE_RESOLVED:
-            raise self._state.error(self.peer_address[0], CmState.ROUTE_RESOLVED)
+        if self.id_state.current is not states.ROUTE_RESOLVED:
+            raise self.id_state.error(self.peer_address[0], states.ROUTE_RESOLVED)
 
     def _route_error(self, error: VerbsError) -> Exception:
         if error.function in ("rdma_create_qp", "ibv_post_recv", "rdma_connect"):
@@ -353,7 +350,7 @@ class BaseCmId(AsyncContextManagerMixin, ABC):
 
     def _new_calls(self) -> IdCalls | None:
         """Return an object for calls of a thread of C; None if a worker thread makes the calls."""
-        if self.handle.calls.reader is None or self._state.is_closed:
+        if self.handle.calls.reader is None or self.id_state.is_closed:
             return None
         return IdCalls(self.handle.cm_id)
 
@@ -380,11 +377,11 @@ class BaseCmId(AsyncContextManagerMixin, ABC):
             ConnectError: connecting failed for another reason.
             VerbsError: a parameter is over a limit of the device.
         """
-        self._state.check_allowed(CmCall.CONNECT)
+        self.id_state.check_allowed(states.CONNECT)
         self.handle.is_slow_to_destroy = iwarp = self.device().is_iwarp
         pool = None if prepare is None else worker_pool
         step = Step(
-            CmCall.CONNECT,
+            states.CONNECT,
             lambda: self.handle.cm_id.connect(parameters),
             blocking_pool if iwarp else pool,
             prepare,
@@ -406,7 +403,7 @@ class BaseCmId(AsyncContextManagerMixin, ABC):
 
         Raises: as resolve_route() and connect().
         """
-        self._state.check_allowed(CmCall.RESOLVE_AND_CONNECT)
+        self.id_state.check_allowed(states.RESOLVE_AND_CONNECT)
         calls = calls or self._new_calls()
         if calls is None or self.device().is_iwarp:  # there rdma_connect() can block
             await self.resolve_route(timeout=timeout, calls=calls)
@@ -416,7 +413,7 @@ class BaseCmId(AsyncContextManagerMixin, ABC):
         calls.resolve_route(timeout_ms)
         calls.connect(parameters)
         step = Step(
-            CmCall.RESOLVE_AND_CONNECT,
+            states.RESOLVE_AND_CONNECT,
             lambda: self.handle.cm_id.resolve_route(timeout_ms),
             None,
             translate=self._route_error,
@@ -431,7 +428,7 @@ class BaseCmId(AsyncContextManagerMixin, ABC):
             VerbsError: EINVAL.
             RdmaError: the peer has not answered.
         """
-        self._state.call(CmCall.ESTABLISH, self.handle.cm_id.establish)
+        self.id_state.call(states.ESTABLISH, self.handle.cm_id.establish)
 
     def notify_established(self) -> None:
         """Notify the CM that data arrived before the peer's confirmation: rdma_notify(3).
@@ -468,14 +465,14 @@ class BaseCmId(AsyncContextManagerMixin, ABC):
                 rejected.
             LocalClosed: the id is closed, or was closed during the wait.
         """
-        is_requested = self._state.current is CmState.REQUESTED
+        is_requested = self.id_state.current is states.REQUESTED
         is_datagram = is_requested and self.handle.cm_id.is_datagram
         if is_requested and parameters is not None:
             calls = calls or self._new_calls()
             if calls is not None:
                 calls.accept(parameters)
         step = Step(
-            CmCall.ACCEPT,
+            states.ACCEPT,
             lambda: self.handle.cm_id.accept(parameters),
             worker_pool,
             None if prepare is None else lambda: self._prepare_answer(prepare),
@@ -485,9 +482,9 @@ class BaseCmId(AsyncContextManagerMixin, ABC):
         )
         if is_datagram:
             await self._perform(step, lambda: True)
-            if self._state.current is not CmState.ACCEPTING:
-                raise self._state.error(self._peer_name(), CmState.CONNECTED)
-            self._state.move(CmState.CONNECTED)  # datagrams have no ESTABLISHED event here
+            if self.id_state.current is not states.ACCEPTING:
+                raise self.id_state.error(self._peer_name(), states.CONNECTED)
+            self.id_state.move(states.CONNECTED)  # datagrams have no ESTABLISHED event here
         else:
             await self._perform_to(step, *_CONNECTED)
 
@@ -508,7 +505,7 @@ class BaseCmId(AsyncContextManagerMixin, ABC):
 
     def _unprepared(self, error: VerbsError) -> Exception:
         """Reject the request, for which no queue pair could be made. Return the exception."""
-        if self._state.is_closed:
+        if self.id_state.is_closed:
             return LocalClosed("closed on this side")
         try:
             self.handle.cm_id.reject()
@@ -529,15 +526,17 @@ class BaseCmId(AsyncContextManagerMixin, ABC):
             ValueError: the private data is longer than 148 bytes, 251 on iWARP, 136 of datagrams.
             LocalClosed: the request was answered already.
         """
-        self._state.check_allowed(CmCall.REJECT)
+        self.id_state.check_allowed(states.REJECT)
         is_datagram = self.handle.cm_id.is_datagram
         limits = DATAGRAM_LIMITS if is_datagram else PrivateDataLimits.of(self.device())
         check_private_data(private_data, limits.reject)
         try:
-            self._state.call(CmCall.REJECT, lambda: self.handle.cm_id.reject(private_data, ece=ece))
+            self.id_state.call(
+                states.REJECT, lambda: self.handle.cm_id.reject(private_data, ece=ece)
+            )
         except VerbsError as error:
             logger.debug("the peer has disconnected: %s", error)
-            self._state.move(CmState.REFUSED)
+            self.id_state.move(states.REFUSED)
 
     def check_unanswered(self) -> None:
         """Check that this request was neither accepted nor rejected.
@@ -546,11 +545,11 @@ class BaseCmId(AsyncContextManagerMixin, ABC):
             LocalClosed: the request was answered already.
             ConnectError: the peer gave up, or the device was removed. The id is then closed.
         """
-        if self._state.current is CmState.REQUESTED:
+        if self.id_state.current is states.REQUESTED:
             return
         peer = self._peer_name()
         failure = self.failure(peer)
-        if self._state.current not in FINAL or failure is None:
+        if self.id_state.current not in FINAL or failure is None:
             raise LocalClosed("the request was answered already")
         self.abort()
         if isinstance(failure, ConnectError):
@@ -570,7 +569,7 @@ class BaseCmId(AsyncContextManagerMixin, ABC):
             BusyError: a call on the id is under way.
         """
         requests = self._own_requests()  # before a thread that reads events can need it
-        self._state.call(CmCall.LISTEN, lambda: self._listen(backlog))
+        self.id_state.call(states.LISTEN, lambda: self._listen(backlog))
         self._has_listened = True
         requests.backlog = backlog if 0 < backlog < MAX_BACKLOG else MAX_BACKLOG
 
@@ -597,17 +596,17 @@ class BaseCmId(AsyncContextManagerMixin, ABC):
         return self._requests
 
     def _add_request(self, event: CmEvent) -> None:
-        is_listening = self._state.current is CmState.LISTENING
+        is_listening = self.id_state.current is states.LISTENING
         self._own_requests().add(self.handle, event, is_listening=is_listening)
         self._drop_requests_if_closed()
 
     def _check_listening(self) -> None:
-        if self._state.current is not CmState.LISTENING:
-            raise self._state.error("the listener", CmState.LISTENING)
+        if self.id_state.current is not states.LISTENING:
+            raise self.id_state.error("the listener", states.LISTENING)
 
     def _drop_requests_if_closed(self) -> None:
         """Drop a request that arrived while another thread closed the id."""
-        if self._state.is_closed and self._requests is not None:
+        if self.id_state.is_closed and self._requests is not None:
             self._requests.drop_all()
 
     # --- the queue pair ---
@@ -625,7 +624,7 @@ class BaseCmId(AsyncContextManagerMixin, ABC):
             DeviceRemoved: the device was removed.
             ValueError: an argument is closed, or the id is not bound to a device yet.
         """
-        self._state.check_open()
+        self.id_state.check_open()
         return await self.handle.call(lambda: self.make_qp(init, pd))
 
     def make_qp(self, init: QueuePairInit, pd: ProtectionDomain | None = None) -> QueuePair:
@@ -646,7 +645,7 @@ class BaseCmId(AsyncContextManagerMixin, ABC):
         Raises:
             VerbsError: EINVAL (too early in the state of the id).
         """
-        self._state.check_open()
+        self.id_state.check_open()
         return self.handle.cm_id.init_qp_attr(state)
 
     async def create_srq(
@@ -665,7 +664,7 @@ class BaseCmId(AsyncContextManagerMixin, ABC):
             VerbsError: EOPNOTSUPP (type not supported by the device), EINVAL, ENOMEM.
             ValueError: an argument is closed, or the id is not bound to a device yet.
         """
-        self._state.check_open()
+        self.id_state.check_open()
 
         def create() -> SharedReceiveQueue:
             if pd is None:
@@ -701,7 +700,7 @@ class BaseCmId(AsyncContextManagerMixin, ABC):
         return await self._register(lambda: self.handle.cm_id.reg_write(buffer))
 
     async def _register(self, register: Callable[[], Registration]) -> Registration:
-        self._state.check_open()
+        self.id_state.check_open()
 
         def call() -> Registration:
             self.handle.acquire_context()
@@ -727,7 +726,7 @@ class BaseCmId(AsyncContextManagerMixin, ABC):
             BusyError: another task is waiting for these completions.
             VerbsError: the queue is broken.
         """
-        self._state.check_open()
+        self.id_state.check_open()
         return await self._own_completions().next_sent(self.handle.cm_id.send_queue(), self)
 
     async def get_recv_comp(self) -> Completion:
@@ -735,12 +734,12 @@ class BaseCmId(AsyncContextManagerMixin, ABC):
 
         Otherwise as get_send_comp().
         """
-        self._state.check_open()
+        self.id_state.check_open()
         return await self._own_completions().next_received(self.handle.cm_id.recv_queue(), self)
 
     def _own_completions(self) -> OwnCompletions:
         if self._completions is None:
-            self._completions = OwnCompletions(self.handle, self._state)
+            self._completions = OwnCompletions(self.handle, self.id_state)
         return self._completions
 
     def event_fds(self) -> list[int]:
@@ -766,19 +765,19 @@ class BaseCmId(AsyncContextManagerMixin, ABC):
             ConnectError: the group could not be joined.
             VerbsError: EINVAL (wrong state), ENOSYS (iWARP has no multicast), EOPNOTSUPP.
         """
-        self._state.check_open()
+        self.id_state.check_open()
         token = next(_tokens)
         self._joining[token] = None
         step = Step(None, lambda: self._join(group, token, flags), None)
         try:
             await self._perform(
-                step, lambda: self._joining[token] is not None or self._state.current in FINAL
+                step, lambda: self._joining[token] is not None or self.id_state.current in FINAL
             )
             event = self._joining[token]
         finally:
             del self._joining[token]
         if event is None:
-            raise self._state.error(group.host, CmState.ADDR_BOUND)
+            raise self.id_state.error(group.host, states.ADDR_BOUND)
         if event.type is not CmEventType.MULTICAST_JOIN or event.status:
             raise error_for_event(event, group.host)
         return event
@@ -796,7 +795,7 @@ class BaseCmId(AsyncContextManagerMixin, ABC):
         Raises:
             VerbsError: EADDRNOTAVAIL (not joined).
         """
-        self._state.check_open()
+        self.id_state.check_open()
         self.handle.remove_pre_destroy_hook(group)
 
         def leave() -> None:
@@ -817,14 +816,14 @@ class BaseCmId(AsyncContextManagerMixin, ABC):
         Raises:
             RdmaError: there is no connection, or the id is for datagrams.
         """
-        if not self._state.is_closed and self.handle.cm_id.is_datagram:
+        if not self.id_state.is_closed and self.handle.cm_id.is_datagram:
             raise RdmaError("datagrams have no connection to end")
-        if self._state.current is CmState.DISCONNECTED:
+        if self.id_state.current is states.DISCONNECTED:
             self.start_disconnect()
             await checkpoint()
             return
-        step = Step(CmCall.DISCONNECT, self._disconnect, worker_pool)
-        await self._perform(step, lambda: self._state.current is not CmState.DISCONNECTING)
+        step = Step(states.DISCONNECT, self._disconnect, worker_pool)
+        await self._perform(step, lambda: self.id_state.current is not states.DISCONNECTING)
 
     def _disconnect(self) -> None:
         try:
@@ -839,14 +838,14 @@ class BaseCmId(AsyncContextManagerMixin, ABC):
 
         The call can block on iWARP, and on a synchronous id. Then another thread makes it.
         """
-        state = after_call(self._state.current, CmCall.DISCONNECT)
+        state = after_call(self.id_state.current, states.DISCONNECT)
         try:
             if state is None or self.handle.cm_id.is_datagram:
                 return
             is_iwarp = self.device().is_iwarp
         except (LocalClosed, ValueError):  # another thread has just abandoned the id
             return
-        self._state.move(state)
+        self.id_state.move(state)
         calls = self._new_calls() if is_iwarp else None
         if calls is not None:
             calls.disconnect()
@@ -865,7 +864,7 @@ class BaseCmId(AsyncContextManagerMixin, ABC):
 
     def abandon(self) -> None:
         """Close at once without waking waiters. Callable from any thread. Idempotent."""
-        if not self._state.is_closed:
+        if not self.id_state.is_closed:
             self._leave()
             self.handle.destroy()
         if self._requests is not None:
@@ -874,17 +873,17 @@ class BaseCmId(AsyncContextManagerMixin, ABC):
     def _leave(self) -> None:
         """Stop using the C id, which is destroyed or moved to another object next."""
         self._addresses = self.addresses
-        self._state.close()
+        self.id_state.close()
 
     def _transfer_to(self, successor: BaseCmId) -> None:
         """Move the state and the requests to `successor`, made by migrate() for the same C id."""
         successor.context = self.context
-        self._state.copy_to(successor._state)
+        self.id_state.copy_to(successor.id_state)
         if self._requests is not None:
             self._requests.move_to(successor._own_requests())
         successor._has_listened = self._has_listened
         if self._completions is not None:
-            self._completions.move_to(successor._state)
+            self._completions.move_to(successor.id_state)
             successor._completions, self._completions = self._completions, None
         self._leave()
         self._is_moved = True
@@ -901,14 +900,14 @@ class BaseCmId(AsyncContextManagerMixin, ABC):
             await self.handle.wait_destroyed()
 
     def __del__(self) -> None:
-        if not hasattr(self, "_is_moved") or self._state.is_closed:
+        if not hasattr(self, "_is_moved") or self.id_state.is_closed:
             return
         name = repr(self)
         self.abandon()
         warnings.warn(f"unclosed {name}", ResourceWarning, source=self, stacklevel=2)
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self._state.current.name} at {id(self):#x}>"
+        return f"<{type(self).__name__} {self.id_state.current.name} at {id(self):#x}>"
 
 
 async def close_after(cm: BaseCmId, error: BaseException) -> None:
@@ -938,5 +937,8 @@ def _query_error(kind: CmEventType, error: VerbsError, peer: str) -> Exception:
 
 
 def _milliseconds(seconds: float) -> int:
-    # rdma_resolve_route() rejects 0.
-    return max(1, min(round(seconds * 1000), 2**31 - 1))
+    # rdma_resolve_route() rejects 0. No min() and max(): see states.py.
+    milliseconds = round(seconds * 1000)
+    if milliseconds < 1:
+        return 1
+    return milliseconds if milliseconds < 2**31 else 2**31 - 1

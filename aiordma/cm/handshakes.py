@@ -101,6 +101,7 @@ class Handshakes(Generic[R, C]):
         self._on_change = on_change
         # Each with the time after which it can be ended, oldest first. None: the reply is not sent.
         self._under_way: dict[R, float | None] = {}
+        self._is_full = False
         self._has_timer = False
         self._outcomes: deque[C | Failure] = deque()
         self._log = OccasionalLog(logger)
@@ -110,10 +111,6 @@ class Handshakes(Generic[R, C]):
     def may_start(self) -> bool:
         """True if another handshake can begin now."""
         return not self._is_full or self._replaceable() is not None
-
-    @property
-    def _is_full(self) -> bool:
-        return len(self._under_way) >= self._limits.max_handshakes
 
     def _replaceable(self) -> R | None:
         """Return the handshake that can be ended for a new one.
@@ -141,6 +138,7 @@ class Handshakes(Generic[R, C]):
             self.stats.dropped += 1
             self._end(dropped)
         self._under_way[request] = None
+        self._is_full = len(self._under_way) >= self._limits.max_handshakes
         request.on_replied = lambda: self._replied(request)
         self._set_timer_if_full()
 
@@ -220,9 +218,9 @@ class Handshakes(Generic[R, C]):
         """Remove a handshake that has ended. Return False if it was removed before."""
         if request not in self._under_way:
             return False
-        may_start_another = self._is_full
         request.on_replied = None
         del self._under_way[request]
-        if may_start_another:
+        if self._is_full:
+            self._is_full = False
             self._on_change()
         return True

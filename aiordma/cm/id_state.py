@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from aiordma.cm import states
 from aiordma.cm.failures import error_for_event
 from aiordma.cm.states import TRANSITIONS, CmCall, CmState, after_call
 from aiordma.enums import CmEventType
@@ -29,7 +30,7 @@ class IdState:
         """True if the state is CLOSED."""
         self.event = event
         """The last event. It holds the peer's private data until the next event arrives."""
-        self.request = event if state is CmState.REQUESTED else None
+        self.request = event if state is states.REQUESTED else None
         """The CONNECT_REQUEST event of a request. Later events do not replace it."""
         self.established: CmEvent | None = None
         """The event that reported the connection. It holds the peer's answer to connect()."""
@@ -39,7 +40,7 @@ class IdState:
         """Move to `state`, unless the id is closed."""
         self.current = state
         if self.is_closed:  # perhaps just now, by another thread
-            self.current = CmState.CLOSED
+            self.current = states.CLOSED
 
     def on_event(self, event: CmEvent) -> None:
         """Move to the state that `event` leads to, and store the event."""
@@ -86,7 +87,7 @@ class IdState:
     def call_failed(self, call: CmCall, before: CmState, expected: CmState) -> None:
         """Move back to `before` after a failed C call, unless an event has moved the id since."""
         if self.current is expected:
-            self.move(CmState.FAILED if call is CmCall.ACCEPT else before)
+            self.move(states.FAILED if call is states.ACCEPT else before)
 
     # --- errors ---
 
@@ -96,18 +97,18 @@ class IdState:
 
     def error(self, peer: str, expected: CmState) -> RdmaError:
         """Return the exception for an id that did not reach the state `expected`."""
-        if self.current is CmState.CLOSED:
+        if self.current is states.CLOSED:
             return LocalClosed("closed while waiting")
         text = f"the id is in state {self.current.name}, not {expected.name}"
         return self.failure(peer) or RdmaError(text)
 
     def _not_allowed(self, call: CmCall) -> RdmaError:
         name = call.name.lower()
-        if self.current in (CmState.CLOSED, CmState.REFUSED):
+        if self.current in (states.CLOSED, states.REFUSED):
             return LocalClosed(f"{name}: the id is closed")
-        if self.current is CmState.DISCONNECTED:
+        if self.current is states.DISCONNECTED:
             return PeerClosed(f"{name}: the peer closed the connection")
-        if self.current is CmState.REMOVED and (failure := self.failure("the peer")) is not None:
+        if self.current is states.REMOVED and (failure := self.failure("the peer")) is not None:
             return failure
         return RdmaError(f"{name} is not possible in state {self.current.name}")
 
@@ -125,7 +126,7 @@ class IdState:
     def close(self) -> None:
         """Move to CLOSED, and drop the failure."""
         self.is_closed = True
-        self.current = CmState.CLOSED
+        self.current = states.CLOSED
         self._failure = None
 
     def copy_to(self, successor: IdState) -> None:

@@ -69,7 +69,8 @@ class PendingRequests:
             return
         handle.request_addresses = addresses = handle.cm_id.addresses
         request = PendingRequest(handle, event, addresses.peer[0])
-        surplus = self._append(request, min(self.backlog, self._count + self.room()))
+        limit = self._count + self.room()
+        surplus = self._append(request, limit if limit < self.backlog else self.backlog)
         if surplus is not None:
             surplus.handle.destroy()
             self.rejected += 1

@@ -84,6 +84,41 @@ class CmCall(Enum):
     DISCONNECT = auto()
 
 
+# Each member by its own name. On Python 3.11, `CmState.IDLE` executes a thousand instructions, as
+# min() and max() do. Code that runs for every connection avoids them.
+(
+    IDLE,
+    ADDR_BOUND,
+    ADDR_QUERY,
+    ADDR_RESOLVED,
+    ROUTE_QUERY,
+    ROUTE_RESOLVED,
+    CONNECTING,
+    RESPONDED,
+    LISTENING,
+    REQUESTED,
+    ACCEPTING,
+    REFUSED,
+    CONNECTED,
+    DISCONNECTING,
+    DISCONNECTED,
+    FAILED,
+    REMOVED,
+    CLOSED,
+) = CmState
+(
+    BIND_ADDR,
+    RESOLVE_ADDR,
+    RESOLVE_ROUTE,
+    CONNECT,
+    RESOLVE_AND_CONNECT,
+    ESTABLISH,
+    LISTEN,
+    ACCEPT,
+    REJECT,
+    DISCONNECT,
+) = CmCall
+
 _S, _C, _E = CmState, CmCall, CmEventType
 
 CALLS: dict[CmState, dict[CmCall, CmState]] = {

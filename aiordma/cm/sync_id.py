@@ -135,13 +135,13 @@ class SyncCmId(BaseCmId):
 
     def _run_locked(self, step: Step, is_done: Callable[[], bool], interrupt: Interrupt) -> None:
         if step.call is not None:
-            before = self._state.enter(step.call)
-        expected = self._state.current
+            before = self.id_state.enter(step.call)
+        expected = self.id_state.current
         try:
             step.run()
         except Exception:
             if step.call is not None:
-                self._state.call_failed(step.call, before, expected)
+                self.id_state.call_failed(step.call, before, expected)
             raise
         self._wait_until(is_done, interrupt)
 
@@ -195,7 +195,7 @@ class SyncCmId(BaseCmId):
     def _wait_for_request(self, interrupt: Interrupt) -> None:
         with self._read_lock:
             self._wait_until(
-                lambda: bool(self._requests) or self._state.current is not CmState.LISTENING,
+                lambda: bool(self._requests) or self.id_state.current is not CmState.LISTENING,
                 interrupt,
             )
             self._prepare_request()
@@ -254,9 +254,9 @@ class SyncCmId(BaseCmId):
         """
         dispatcher = await CmDispatcher.of(running_loop())
         with dispatcher.referenced(), self._in_use():
-            self._state.check_open()
+            self.id_state.check_open()
             await self.handle.call(lambda: None)  # waits for a call whose task was cancelled
-            self._state.check_open()
+            self.id_state.check_open()
             with self._read_lock:
                 return self._move_to(dispatcher)
 
@@ -265,7 +265,7 @@ class SyncCmId(BaseCmId):
         if not self._has_listened:
             self.handle.move_to_loop(dispatcher)
         self._channel = None
-        successor = AsyncCmId(self.handle, dispatcher, self._state.current, self.event)
+        successor = AsyncCmId(self.handle, dispatcher, self.id_state.current, self.event)
         self._transfer_to(successor)
         if not successor._has_listened:
             # The kernel moves events without waking the pollers of the new channel.
@@ -279,6 +279,6 @@ class SyncCmId(BaseCmId):
 
         Cancelling stops the wait only.
         """
-        if not self._state.is_closed:
+        if not self.id_state.is_closed:
             self.handle.move_to(running_loop())
         await super().aclose()

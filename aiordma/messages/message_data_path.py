@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from aiordma.memory import RemoteBuffer
     from aiordma.qp.scatter_gather import Sink, Source
 
-SUCCESS = int(WcStatus.SUCCESS)
+SUCCESS, RECV = int(WcStatus.SUCCESS), WcOpcode.RECV
 
 
 class MessageDataPath:
@@ -48,7 +48,7 @@ class MessageDataPath:
         options: ConnectionOptions,
         shared_receives: SharedReceives | None,
     ) -> None:
-        loop, device = cm.loop, cm.device()
+        loop, device = cm.handle.loop, cm.device()
         self._cm, self._handle, self._device = cm, cm.handle, device
         self._last_receive: LastReceive | None = None
         if shared_receives is not None:
@@ -79,13 +79,16 @@ class MessageDataPath:
         if shared_receives is not None:  # the two directions have different completion queues
             self._busy_receiving = BusyPoll(loop_device, options.busy_poll)
 
+        max_inline = options.max_inline
+        if max_inline > options.max_message_size:
+            max_inline = options.max_message_size
         # The InfiniBand specification defines the request that SendQueue.signal_tail() posts. iWARP
         # devices can differ, so that there every request is signaled.
         self.sends = SendQueue(
             loop,
             options.send_depth,
             selective=not device.is_iwarp,
-            max_inline=min(options.max_inline, options.max_message_size),
+            max_inline=max_inline,
         )
         self._options = options
         operations = Operations(loop, self.sends, callbacks, self._busy_sending)
@@ -290,7 +293,7 @@ class MessageDataPath:
             return
         if self._shared_receives is not None:
             self._shared_receives.repost(slot)
-        self._callbacks.request_failed(WcOpcode.RECV, wc)
+        self._callbacks.request_failed(RECV, wc)
         self.receiver.wake()
 
     def _on_post_error(self, error: VerbsError) -> None:

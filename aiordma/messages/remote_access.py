@@ -33,12 +33,13 @@ if TYPE_CHECKING:
 
 ATOMIC_SIZE = 8
 
+_FILLED_BY_DEVICE = AccessFlags.LOCAL_WRITE
+_FILLED_BY_PEER = AccessFlags.LOCAL_WRITE | AccessFlags.REMOTE_WRITE
+
 
 def read_access(device: Device) -> AccessFlags:
     """Return the access that memory needs for a read to fill it."""
-    if device.is_iwarp:
-        return AccessFlags.LOCAL_WRITE | AccessFlags.REMOTE_WRITE
-    return AccessFlags.LOCAL_WRITE
+    return _FILLED_BY_PEER if device.is_iwarp else _FILLED_BY_DEVICE
 
 
 class _RdAtomicCredits(FairSemaphore):

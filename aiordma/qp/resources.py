@@ -46,7 +46,7 @@ class QueuePairResources:
 
         `own_domain`: True for a protection domain of its own.
         """
-        loop, device = cm.loop, cm.device()
+        loop, device = cm.handle.loop, cm.device()
         self.loop_device = LoopDevice.of(loop, device)
         self.domain: MemoryDomain = (
             OwnDomain(loop, device) if own_domain else self.loop_device.acquire()

@@ -77,7 +77,7 @@ class SendQueue:
         """`max_inline`: the most bytes in a message that the core posts. -1: it posts none."""
         self._depth = depth
         # So a full queue always contains a signaled request, whose completion frees credits.
-        self._interval = max(1, depth // 4) if selective else 1
+        self._interval = (depth // 4 or 1) if selective else 1
         self.core = fast_path.SendQueueCore(depth, self._interval, max_inline, selective)
         self._credits = _SendCredits(loop, self.core)
         self._kept: list[InFlightMemory] = []

@@ -53,6 +53,7 @@ Segment = tuple[Registration, int, int]
 """A piece of registered memory: the registration, an offset, and a length in bytes."""
 
 _SIGNALED = SendFlags.SIGNALED
+_UD = QpType.UD
 
 # The C type of each option's value: uint8_t or int.
 _OPTION_LAYOUT = {
@@ -172,7 +173,7 @@ class CmId:
     @property
     def is_datagram(self) -> bool:
         """True if the id is for datagrams, not for a connection."""
-        return bool(self.pointer.qp_type == QpType.UD)
+        return bool(self.pointer.qp_type == _UD)
 
     @property
     def has_device(self) -> bool:

@@ -107,7 +107,7 @@ async def test_a_request_for_a_closing_listener_is_rejected(simulation: Simulati
 async def test_a_late_change_does_not_reopen_a_closed_id(simulation: Simulation) -> None:
     cm_id = await SyncCmId.create()
     cm_id.abort()
-    cm_id._state.move(CmState.CONNECTED)
+    cm_id.id_state.move(CmState.CONNECTED)
     assert cm_id.state is CmState.CLOSED
     with pytest.raises(LocalClosed):
         await cm_id.get_request()

@@ -19,6 +19,8 @@
  */
 #include "fast_path.h"
 
+PyTypeObject *adaptive_polling_type;
+
 /*
  * The measured part of a wake-up is the time from reading the event until the task goes on. Before
  * that the kernel raises the event and wakes the loop's thread. The whole cost of parking is
@@ -98,7 +100,7 @@ static PyObject *adaptive_polling_open(PyObject *self, PyObject *args)
 	int adaptive;
 
 	if (!PyArg_ParseTuple(args, "OLp", &dispatcher, &busy_poll, &adaptive) ||
-	    !is_instance(self, "CompletionDispatcher", dispatcher))
+	    !is_instance(completion_dispatcher_type, dispatcher))
 		return NULL;
 	replace((PyObject **)&polling->dispatcher, dispatcher);
 	polling->is_adaptive = adaptive && !busy_poll;

@@ -1,6 +1,8 @@
 /* CompletionDispatcher: dispatches the completions of a device's queues to their queue pairs. */
 #include "fast_path.h"
 
+PyTypeObject *completion_dispatcher_type;
+
 /* Return the entry with this key, or a free entry for it, or NULL if there is no table. */
 static struct dispatch_entry *find_entry(struct completion_dispatcher *self, uint32_t key)
 {
@@ -43,10 +45,9 @@ static PyObject *completion_dispatcher_attach(PyObject *self, PyObject *args)
 
 	if (!PyArg_ParseTuple(args, "IOO", &key, &sends, &receives))
 		return NULL;
-	is_stream = is_instance(self, "StreamDataPathCore", receives);
-	PyErr_Clear();
-	if (!is_instance(self, "SendQueueCore", sends) ||
-	    (!is_stream && !is_instance(self, "ReceiveQueue", receives)))
+	is_stream = PyObject_TypeCheck(receives, stream_data_path_type);
+	if (!is_instance(send_queue_core_type, sends) ||
+	    (!is_stream && !is_instance(receive_queue_type, receives)))
 		return NULL;
 	if (!key) {
 		PyErr_SetString(PyExc_ValueError, "a key must not be 0");

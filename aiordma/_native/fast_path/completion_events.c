@@ -192,7 +192,7 @@ PyObject *completion_dispatcher_handle_event(PyObject *self, PyObject *unused)
 
 PyObject *completion_dispatcher_arm_again(PyObject *self, PyObject *queue)
 {
-	if (!is_instance(self, "PolledQueue", queue))
+	if (!is_instance(polled_queue_type, queue))
 		return NULL;
 	if (arm_again((struct completion_dispatcher *)self, (struct polled_queue *)queue))
 		return NULL;

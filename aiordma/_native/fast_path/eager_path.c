@@ -19,8 +19,8 @@ static int eager_path_init(PyObject *self, PyObject *args, PyObject *kwargs)
 	PyObject *credits, *sends, *queue;
 
 	if (!PyArg_ParseTuple(args, "OOO", &credits, &sends, &queue) ||
-	    !is_instance(self, "MessageCredits", credits) ||
-	    !is_instance(self, "SendQueueCore", sends) || !is_instance(self, "ReceiveQueue", queue))
+	    !is_instance(message_credits_type, credits) ||
+	    !is_instance(send_queue_core_type, sends) || !is_instance(receive_queue_type, queue))
 		return -1;
 	path->credits = (struct message_credits *)Py_NewRef(credits);
 	path->sends = (struct send_queue_core *)Py_NewRef(sends);

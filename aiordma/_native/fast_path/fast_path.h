@@ -91,7 +91,9 @@ extern PyType_Spec send_queue_core_spec, receive_ring_spec, receive_queue_spec,
 	message_credits_spec, eager_path_spec, wait_queue_spec, free_buffers_spec,
 	pooled_buffer_spec;
 extern PyTypeObject *reference_count_type, *transfer_type, *polled_queue_type, *attempt_type,
-	*pooled_buffer_type;
+	*pooled_buffer_type, *send_queue_core_type, *receive_ring_type, *receive_queue_type,
+	*completion_dispatcher_type, *inbound_type, *outbound_type, *send_ring_type,
+	*stream_data_path_type, *adaptive_polling_type, *message_credits_type, *free_buffers_type;
 
 /* --- polling.c --- */
 
@@ -616,7 +618,7 @@ static inline int unless_none(PyObject *found, PyObject **result)
 
 /* --- module.c --- */
 
-int is_instance(PyObject *self, const char *type, PyObject *object);
+int is_instance(PyTypeObject *type, PyObject *object);
 int get_buffer(PyObject *data, Py_buffer *view);
 
 /* Providers return an errno, positive or (libsiw) negative, or -1 with errno (libsiw as well). */

@@ -1,6 +1,8 @@
 /* FreeBuffers: the free buffers of a pool of registered memory. PooledBuffer: one buffer. */
 #include "fast_path.h"
 
+PyTypeObject *free_buffers_type;
+
 #define SMALLEST_BUFFER 1024
 
 PyTypeObject *pooled_buffer_type;

@@ -1,6 +1,8 @@
 /* MessageCredits: the credits of a message stream, see aiordma/message_streams/protocol.py. */
 #include "fast_path.h"
 
+PyTypeObject *message_credits_type;
+
 static int message_credits_init(PyObject *self, PyObject *args, PyObject *kwargs)
 {
 	struct message_credits *credits = (struct message_credits *)self;

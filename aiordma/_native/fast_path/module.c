@@ -57,20 +57,18 @@ static PyMethodDef module_methods[] = {
 	{ NULL, NULL, 0, NULL },
 };
 
-/*
- * Return 1 if `object` has this type of the module that the type of `self` belongs to. Else return
- * 0 and set TypeError.
- */
-int is_instance(PyObject *self, const char *type, PyObject *object)
+/* Return 1 if `object` is of this type of the module. Else return 0 and set TypeError. */
+int is_instance(PyTypeObject *type, PyObject *object)
 {
-	PyObject *module = PyType_GetModule(Py_TYPE(self));
-	PyObject *wanted = module ? PyObject_GetAttrString(module, type) : NULL;
-	int is_one = wanted ? PyObject_IsInstance(object, wanted) : -1;
+	PyObject *name;
 
-	Py_XDECREF(wanted);
-	if (!is_one)
-		PyErr_Format(PyExc_TypeError, "%s expected", type);
-	return is_one > 0;
+	if (PyObject_TypeCheck(object, type))
+		return 1;
+	name = PyType_GetName(type);
+	if (name)
+		PyErr_Format(PyExc_TypeError, "%U expected", name);
+	Py_XDECREF(name);
+	return 0;
 }
 
 /*
@@ -106,25 +104,25 @@ static int add_types(PyObject *module)
 		PyType_Spec *spec;
 		PyTypeObject **global;
 	} types[] = {
-		{ &send_queue_core_spec, NULL },
-		{ &receive_ring_spec, NULL },
-		{ &receive_queue_spec, NULL },
-		{ &completion_dispatcher_spec, NULL },
+		{ &send_queue_core_spec, &send_queue_core_type },
+		{ &receive_ring_spec, &receive_ring_type },
+		{ &receive_queue_spec, &receive_queue_type },
+		{ &completion_dispatcher_spec, &completion_dispatcher_type },
 		{ &reference_count_spec, &reference_count_type },
 		{ &transfer_spec, &transfer_type },
 		{ &inline_future_spec, &inline_future_type },
 		{ &inline_future_factory_spec, &inline_future_factory_type },
-		{ &inbound_spec, NULL },
-		{ &outbound_spec, NULL },
-		{ &send_ring_spec, NULL },
-		{ &stream_data_path_spec, NULL },
+		{ &inbound_spec, &inbound_type },
+		{ &outbound_spec, &outbound_type },
+		{ &send_ring_spec, &send_ring_type },
+		{ &stream_data_path_spec, &stream_data_path_type },
 		{ &polled_queue_spec, &polled_queue_type },
-		{ &adaptive_polling_spec, NULL },
+		{ &adaptive_polling_spec, &adaptive_polling_type },
 		{ &attempt_spec, &attempt_type },
-		{ &message_credits_spec, NULL },
+		{ &message_credits_spec, &message_credits_type },
 		{ &eager_path_spec, NULL },
 		{ &wait_queue_spec, NULL },
-		{ &free_buffers_spec, NULL },
+		{ &free_buffers_spec, &free_buffers_type },
 		{ &pooled_buffer_spec, &pooled_buffer_type },
 	};
 	size_t index;

@@ -164,7 +164,7 @@ PyObject *set_parking(PyObject *self, struct parking *parking, PyObject *args)
 	PyObject *make_future, *yield_to_loop, *policy;
 
 	if (!PyArg_ParseTuple(args, "OOO", &make_future, &yield_to_loop, &policy) ||
-	    (policy != Py_None && !is_instance(self, "AdaptivePolling", policy)))
+	    (policy != Py_None && !is_instance(adaptive_polling_type, policy)))
 		return NULL;
 	replace_or_clear(&parking->make_future, make_future);
 	replace_or_clear(&parking->yield_to_loop, yield_to_loop);

@@ -169,7 +169,7 @@ PyObject *set_polling(PyObject *self, struct polling *polling, PyObject *args)
 	PyObject *dispatcher;
 
 	if (!PyArg_ParseTuple(args, "OKL", &dispatcher, &address, &polling->budget) ||
-	    (dispatcher != Py_None && !is_instance(self, "CompletionDispatcher", dispatcher)))
+	    (dispatcher != Py_None && !is_instance(completion_dispatcher_type, dispatcher)))
 		return NULL;
 	polling->cq = (struct ibv_cq *)(uintptr_t)address;
 	polling->dispatcher = dispatcher == Py_None || !address ?

@@ -1,6 +1,8 @@
 /* ReceiveQueue: messages that have arrived and that no task has taken. */
 #include "fast_path.h"
 
+PyTypeObject *receive_queue_type;
+
 /* Return the message at this position. The oldest one has index 0. */
 static struct received *received_at(struct receive_queue *self, unsigned int index)
 {
@@ -12,7 +14,7 @@ static int receive_queue_init(PyObject *self, PyObject *args, PyObject *kwargs)
 	struct receive_queue *queue = (struct receive_queue *)self;
 	PyObject *ring;
 
-	if (!PyArg_ParseTuple(args, "O", &ring) || !is_instance(self, "ReceiveRingCore", ring))
+	if (!PyArg_ParseTuple(args, "O", &ring) || !is_instance(receive_ring_type, ring))
 		return -1;
 	queue->ring = (struct receive_ring *)Py_NewRef(ring);
 	queue->backlog = -1;

@@ -1,6 +1,8 @@
 /* ReceiveRingCore: the buffers that messages arrive in. */
 #include "fast_path.h"
 
+PyTypeObject *receive_ring_type;
+
 static int receive_ring_init(PyObject *self, PyObject *args, PyObject *kwargs)
 {
 	struct receive_ring *ring = (struct receive_ring *)self;

@@ -1,6 +1,8 @@
 /* SendQueueCore: the state of one send queue. */
 #include "fast_path.h"
 
+PyTypeObject *send_queue_core_type;
+
 static int send_queue_core_init(PyObject *self, PyObject *args, PyObject *kwargs)
 {
 	struct send_queue_core *core = (struct send_queue_core *)self;
@@ -250,7 +252,7 @@ static PyObject *send_queue_core_use_memory(PyObject *self, PyObject *args)
 
 static PyObject *send_queue_core_use_buffers(PyObject *self, PyObject *buffers)
 {
-	if (!is_instance(self, "FreeBuffers", buffers))
+	if (!is_instance(free_buffers_type, buffers))
 		return NULL;
 	replace((PyObject **)&((struct send_queue_core *)self)->buffers, buffers);
 	Py_RETURN_NONE;

@@ -1,6 +1,8 @@
 /* SendRing: the free and used parts of the memory that a stream's data is copied to. */
 #include "fast_path.h"
 
+PyTypeObject *send_ring_type;
+
 static int send_ring_init(PyObject *self, PyObject *args, PyObject *kwargs)
 {
 	struct send_ring *ring = (struct send_ring *)self;

@@ -8,6 +8,8 @@
 
 #include <arpa/inet.h>
 
+PyTypeObject *stream_data_path_type;
+
 /*
  * A request is signaled when the unsignaled ones use one part in this many of the send ring. So a
  * writer that waits for space always waits for a signaled request.
@@ -31,10 +33,9 @@ static int stream_init(PyObject *self, PyObject *args, PyObject *kwargs)
 			      &received, &copied, &address, &path->send_lkey, &path->max_inline,
 			      &depth, &is_iwarp))
 		return -1;
-	if (!is_instance(self, "SendQueueCore", sends) ||
-	    !is_instance(self, "ReceiveRingCore", receives) ||
-	    !is_instance(self, "InboundCore", inbound) ||
-	    !is_instance(self, "OutboundCore", outbound) || !is_instance(self, "SendRing", ring))
+	if (!is_instance(send_queue_core_type, sends) ||
+	    !is_instance(receive_ring_type, receives) || !is_instance(inbound_type, inbound) ||
+	    !is_instance(outbound_type, outbound) || !is_instance(send_ring_type, ring))
 		return -1;
 	path->sends = (struct send_queue_core *)Py_NewRef(sends);
 	path->receives = (struct receive_ring *)Py_NewRef(receives);

@@ -1,6 +1,8 @@
 /* InboundCore: the bytes of a stream that were received and not read. It holds numbers only. */
 #include "fast_path.h"
 
+PyTypeObject *inbound_type;
+
 static int inbound_init(PyObject *self, PyObject *args, PyObject *kwargs)
 {
 	struct inbound *inbound = (struct inbound *)self;

@@ -1,6 +1,8 @@
 /* OutboundCore: the credits and buffers of a stream's peer, which bound the data that is sent. */
 #include "fast_path.h"
 
+PyTypeObject *outbound_type;
+
 static int outbound_init(PyObject *self, PyObject *args, PyObject *kwargs)
 {
 	struct outbound *outbound = (struct outbound *)self;
