@@ -149,12 +149,6 @@ class CmId:
 
     # --- the fields of struct rdma_cm_id ---
 
-    # Called for attributes that are not set: destroy() deletes the pointer.
-    def __getattr__(self, name: str) -> NoReturn:
-        if name == "pointer":
-            raise ValueError("the id is destroyed")
-        raise AttributeError(f"CmId has no attribute {name!r}")
-
     @property
     def channel_fd(self) -> int:
         """The fd of the event channel; for a synchronous id, of its private channel."""
@@ -942,13 +936,34 @@ class CmId:
             VerbsError: the kernel does not have the id.
             ValueError: the id is destroyed already.
         """
-        pointer = self.pointer
-        del self.pointer
+        pointer = self.take_pointer()
         if self._is_passive_ep:
             pointer.srq = ffi.NULL  # OwnObjects destroys it
             lib.rdma_destroy_ep(pointer)
         else:
             check(lib.aiordma_destroy_id(pointer), "rdma_destroy_id")
+
+    def take_pointer(self) -> CmIdPtr:
+        """Return the C id, which the caller destroys. This object cannot be used any more.
+
+        Raises:
+            ValueError: the id is destroyed already.
+        """
+        pointer = self.pointer
+        del self.pointer
+        self.__class__ = _DestroyedCmId
+        return pointer
+
+
+class _DestroyedCmId(CmId):
+    """A CmId without a C id. Only here, because __getattr__() makes all attributes slower."""
+
+    __slots__ = ()
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if name == "pointer":
+            raise ValueError("the id is destroyed")
+        raise AttributeError(f"CmId has no attribute {name!r}")
 
 
 def _context(wr_id: int) -> VoidPtr:

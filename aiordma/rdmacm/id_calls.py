@@ -129,7 +129,7 @@ class IdCalls:
         if qp is not None:
             calls.qp = qp
             calls.calls |= lib.AIORDMA_DESTROY_QP
-        del cm_id.pointer
+        cm_id.take_pointer()
 
     # --- making them ---
 
