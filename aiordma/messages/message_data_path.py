@@ -175,20 +175,19 @@ class MessageDataPath:
         """The protection domain of the queue pair."""
         return self._resources.domain.pd
 
-    @property
     def _is_ring_in_use(self) -> bool:
-        """True if the user can still take a message, or holds one."""
+        """Return True if the user can still take a message, or holds one."""
         return self._callbacks.may_be_read or self.sends.stats.messages_held > 0
 
     def _free_ring(self) -> None:
         """Give back the receive buffers. If they are in use, only unregister them."""
-        if not self._is_ring_in_use:
+        if not self._is_ring_in_use():
             self._ring.give_back(self._resources.domain)
         self._ring.close()
 
     def _blocks_to_free(self) -> bool:
         """Return True if _free_ring() blocks."""
-        return self._is_ring_in_use or not self._ring.is_kept_by(self._resources.domain)
+        return self._is_ring_in_use() or not self._ring.is_kept_by(self._resources.domain)
 
     def _wait_for_last_receive(self, qp: QueuePair) -> None:
         """Take all completions of the shared receives before `qp` is destroyed."""

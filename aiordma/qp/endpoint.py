@@ -140,7 +140,7 @@ class Endpoint(Generic[D_co]):
         depth = _lower(options.initiator_depth, limits.max_qp_init_rd_atom)
         parameters = self._parameters(private_data, resources, depth)
         if self._id_state.current is states.ADDR_RESOLVED:
-            calls = IdCalls(self.cm.cm_id)
+            calls = IdCalls(self.cm.handle.cm_id)
             if not self._add_prepare(calls):
                 await self.cm.handle.call(self._prepare)
             await self.cm.resolve_and_connect(
@@ -148,7 +148,7 @@ class Endpoint(Generic[D_co]):
             )
         else:
             await self.cm.connect(parameters, self._prepare)
-        reply = self.cm.established
+        reply = self._id_state.established
         if reply is not None:
             self.peer_private_data = reply.private_data
             if limits.is_siw:  # siw exchanges the numbers; other iWARP devices differ
@@ -163,7 +163,7 @@ class Endpoint(Generic[D_co]):
         Raises: see AsyncCmId.accept. After that the caller can only abort() the endpoint.
         """
         check_private_data(private_data, PrivateDataLimits.of(self.device).accept)
-        request = self.cm.request
+        request = self._id_state.request
         assert request is not None
         self.peer_private_data = request.private_data
         limits, options = self.device.attributes, self.options
@@ -176,7 +176,7 @@ class Endpoint(Generic[D_co]):
         depth = _lower(depth, options.initiator_depth)
         self._first_message.expect()
         parameters = self._parameters(private_data, resources, depth)
-        calls = IdCalls(self.cm.cm_id)
+        calls = IdCalls(self.cm.handle.cm_id)
         prepare = None if self._add_prepare(calls) else self._prepare
         limit = retry_limit(self.cm, request.retry_count)
         await self.cm.accept(parameters, prepare, limit, calls)
@@ -200,7 +200,7 @@ class Endpoint(Generic[D_co]):
 
     def _add_prepare(self, calls: IdCalls) -> bool:
         """Add the calls that _prepare() makes to `calls`. Return False if it makes others, too."""
-        if self.cm.cm_id.has_qp or not self.data_path.add_prepare(calls):
+        if self.cm.handle.cm_id.has_qp or not self.data_path.add_prepare(calls):
             return False
         self._set_ack_timeout()
         return True
@@ -215,7 +215,7 @@ class Endpoint(Generic[D_co]):
 
         It takes as long as each of the two calls by which rdma_get_cm_event() moves a queue pair.
         """
-        qp = self.cm.handle.qp
+        qp = self.cm.handle.cm_id.qp
         if qp is not None and not self.device.is_iwarp:
             try:
                 qp.set_min_rnr_timer(MIN_RNR_TIMER)
@@ -367,7 +367,7 @@ class Endpoint(Generic[D_co]):
         self._changed.wake_all()
 
     def _disconnected(self) -> None:
-        if self._is_unlinked:  # it took many iterations of the loop to drain a busy queue
+        if self._is_unlinked():  # it took many iterations of the loop to drain a busy queue
             return
         self.fail(PeerClosed(self._peer_closed()))
         if not self.data_path.counts_flushes:
@@ -375,7 +375,7 @@ class Endpoint(Generic[D_co]):
 
     def fail(self, cause: RdmaError) -> None:
         """End the connection. The first cause is kept. Do nothing if it has no user any more."""
-        if self._is_unlinked:
+        if self._is_unlinked():
             return
         ends = self._end is None and not self.closed_here  # else aclose() does the rest
         if self._end is None:
@@ -391,7 +391,7 @@ class Endpoint(Generic[D_co]):
 
     def _all_received(self) -> None:
         """Notify the receivers of the end: all messages that ever arrived were taken."""
-        if self._is_unlinked:
+        if self._is_unlinked():
             return
         if self.device.is_iwarp:
             ran_out = isinstance(self._end, PeerClosed) and self.data_path.ran_out_of_receives
@@ -472,7 +472,7 @@ class Endpoint(Generic[D_co]):
 
     def abort(self) -> None:
         """End the connection at once, and destroy everything in the background. Idempotent."""
-        if not self._is_unlinked:
+        if not self._is_unlinked():
             self._start_closing()
             self.data_path.wake()  # no completion will wake the waiting tasks
         self.cm.abort()
@@ -482,7 +482,7 @@ class Endpoint(Generic[D_co]):
 
         The connection cannot be used any more. abort() itself only begins to destroy it.
         """
-        qp = self.cm.handle.qp
+        qp = self.cm.handle.cm_id.qp
         if qp is not None and not self.released:
             with suppress(VerbsError):  # the device was removed
                 qp.modify(QueuePairAttributes.to_state(QpState.ERR))
@@ -513,9 +513,8 @@ class Endpoint(Generic[D_co]):
         self._unlink = unlink
         self._unlink_if_destroyed()
 
-    @property
     def _is_unlinked(self) -> bool:
-        """True if everything is destroyed, and the user has dropped the connection."""
+        """Return True if everything is destroyed, and the user has dropped the connection."""
         return "data_path" not in vars(self)
 
     def _unlink_if_destroyed(self) -> None:

@@ -90,12 +90,11 @@ class QueuePairResources:
             ring.take_from(domain)
         cq = self.send_cq.cq
         qp = self._make(QueuePairInit(self._caps, cq, cq), sends)
-        ring.post_all(qp, self._first_receive)
+        ring.post_all(qp, self._first_receive())
         return qp
 
-    @property
     def _first_receive(self) -> int:
-        """The wr_id of the receive of slot 0."""
+        """Return the wr_id of the receive of slot 0."""
         return self.key << KEY_SHIFT | RECEIVE
 
     def add_qp(self, calls: IdCalls, ring: ReceiveRing, sends: SendQueue) -> QueuePair | None:
@@ -109,7 +108,7 @@ class QueuePairResources:
         cq = self.send_cq.cq
         qp = calls.create_qp(QueuePairInit(self._caps, cq, cq), self.domain.pd)
         sends.open(qp, self.domain.pool, self.key << KEY_SHIFT)
-        ring.add_post_all(calls, qp, self._first_receive)
+        ring.add_post_all(calls, qp, self._first_receive())
         return qp
 
     def _try_open(self, ring: ReceiveRing) -> bool:

@@ -68,10 +68,16 @@ class QueuePair:
     request until the request has completed or the queue pair is destroyed.
     """
 
-    __slots__ = ("_caps", "_cell", "element", "number")
+    __slots__ = ("_caps", "cell", "cells", "element", "number")
 
     def __init__(self, pointer: IbvQp, caps: QueuePairCaps) -> None:
-        self._cell = ffi.new("struct ibv_qp *[1]", [pointer])
+        self.cell: QpCell = ffi.new("struct ibv_qp *[1]", [pointer])
+        """The memory where the pointer is stored."""
+        self.cells = int(ffi.cast("uintptr_t", self.cell)), 0
+        """The address of `cell`, valid while this object lives; and 0.
+
+        The second one is that of a shared receive queue. See SharedReceiveQueue.cells.
+        """
         self.number = pointer.qp_num
         self.element = element_of(pointer.qp_context)
         """The number that asynchronous events of the queue pair contain: `AsyncEvent.element`."""
@@ -84,7 +90,8 @@ class QueuePair:
         Until then `pointer` is NULL, `number` is 0, and `caps` are those that are asked for.
         """
         qp = cls.__new__(cls)
-        qp._cell = ffi.new("struct ibv_qp *[1]", [ffi.NULL])
+        qp.cell = ffi.new("struct ibv_qp *[1]", [ffi.NULL])
+        qp.cells = int(ffi.cast("uintptr_t", qp.cell)), 0
         qp.number = 0
         qp.element = element_of(init.qp_context)
         qp._caps = caps
@@ -92,7 +99,7 @@ class QueuePair:
 
     def note_made(self, init: IbvQpInitAttr) -> None:
         """Complete the object of unmade(). C has stored the pointer in `cell`, unless it failed."""
-        pointer = self.pointer
+        pointer = self.cell[0]
         if pointer != ffi.NULL:
             self.number = pointer.qp_num
             self._caps = ffi.new("struct ibv_qp_cap *", init.cap)
@@ -105,22 +112,9 @@ class QueuePair:
         return self._caps
 
     @property
-    def cell(self) -> QpCell:
-        """The memory where the pointer is stored."""
-        return self._cell
-
-    @property
     def pointer(self) -> IbvQp:
         """The C queue pair; NULL once it is destroyed."""
-        return self._cell[0]
-
-    @property
-    def cells(self) -> tuple[int, int]:
-        """The address of the cell where `pointer` is stored, valid while this object lives; and 0.
-
-        The second one is that of a shared receive queue. See SharedReceiveQueue.cells.
-        """
-        return int(ffi.cast("uintptr_t", self._cell)), 0
+        return self.cell[0]
 
     @classmethod
     def create(cls, pd: ProtectionDomain, init: QueuePairInit) -> QueuePair:
@@ -188,7 +182,7 @@ class QueuePair:
         """
         handle, qp_num, qkey = destination
         error = lib.aiordma_post_ud_send(
-            self._cell, wr_id, address, length, lkey, flags, imm, handle.pointer, qp_num, qkey
+            self.cell, wr_id, address, length, lkey, flags, imm, handle.pointer, qp_num, qkey
         )
         if error:
             raise VerbsError(error, "ibv_post_send")
@@ -231,7 +225,7 @@ class QueuePair:
         Raises:
             VerbsError: ENOMEM (the receive queue is full), EINVAL (wrong state).
         """
-        error = lib.aiordma_post_recv(self._cell, wr_id, address, length, lkey)
+        error = lib.aiordma_post_recv(self.cell, wr_id, address, length, lkey)
         if error:
             raise VerbsError(error, "ibv_post_recv")
 
@@ -255,12 +249,12 @@ class QueuePair:
         """
         if len(segments) == 1:
             error = lib.aiordma_post_one(
-                self._cell, wr_id, opcode, *segments[0], flags, imm, *remote
+                self.cell, wr_id, opcode, *segments[0], flags, imm, *remote
             )
         else:
             array = ffi.new("struct ibv_sge[]", segments)
             error = lib.aiordma_post_list(
-                self._cell, wr_id, opcode, array, len(segments), flags, imm, *remote
+                self.cell, wr_id, opcode, array, len(segments), flags, imm, *remote
             )
         if error:
             raise VerbsError(error, "ibv_post_send")
@@ -274,7 +268,7 @@ class QueuePair:
             VerbsError: as post_list. The requests before the failed one have been posted.
         """
         chain.chain.count = 0  # before the call: after a Ctrl-C they must not be posted again
-        error = lib.aiordma_post_chain(self._cell, chain.chain)
+        error = lib.aiordma_post_chain(self.cell, chain.chain)
         if error:
             raise VerbsError(error, "ibv_post_send")
 
@@ -296,7 +290,7 @@ class QueuePair:
         """
         chars = ffi.from_buffer("char[]", data)
         error = lib.aiordma_post_send_copy(
-            self._cell, wr_id, address, chars, len(chars), lkey, flags, imm
+            self.cell, wr_id, address, chars, len(chars), lkey, flags, imm
         )
         if error:
             raise _refused(error, chars)
@@ -310,7 +304,7 @@ class QueuePair:
             VerbsError: ENOMEM (the send queue is full), EINVAL (longer than max_inline_data).
         """
         chars = ffi.from_buffer("char[]", data)
-        error = lib.aiordma_post_send_inline(self._cell, wr_id, chars, len(chars), flags, imm)
+        error = lib.aiordma_post_send_inline(self.cell, wr_id, chars, len(chars), flags, imm)
         if error:
             raise _refused(error, chars)
 
@@ -329,7 +323,7 @@ class QueuePair:
         """
         chars = ffi.from_buffer("char[]", data)
         error = lib.aiordma_post_write_inline(
-            self._cell, wr_id, chars, len(chars), flags, imm, *remote
+            self.cell, wr_id, chars, len(chars), flags, imm, *remote
         )
         if error:
             raise _refused(error, chars)
@@ -354,7 +348,7 @@ class QueuePair:
         address, lkey = local
         chars = ffi.from_buffer("char[]", data)
         error = lib.aiordma_post_write_copy(
-            self._cell, wr_id, address, chars, len(chars), lkey, flags, imm, *remote
+            self.cell, wr_id, address, chars, len(chars), lkey, flags, imm, *remote
         )
         if error:
             raise _refused(error, chars)
@@ -377,9 +371,7 @@ class QueuePair:
         Raises:
             VerbsError: as post_list.
         """
-        error = lib.aiordma_post_atomic(
-            self._cell, wr_id, opcode, *local, flags, *remote, *operands
-        )
+        error = lib.aiordma_post_atomic(self.cell, wr_id, opcode, *local, flags, *remote, *operands)
         if error:
             raise VerbsError(error, "ibv_post_send")
 
@@ -402,7 +394,7 @@ class QueuePair:
             ValueError: the window is closed.
         """
         error = lib.aiordma_post_bind_mw(
-            self._cell,
+            self.cell,
             wr_id,
             window.open_pointer,
             window.next_rkey(),
@@ -449,7 +441,7 @@ class QueuePair:
 
     def forget(self) -> IbvQp:
         """Clear the pointer. Return it when no thread posts any more: the caller destroys it."""
-        pointer, self._cell[0] = self._cell[0], ffi.NULL
+        pointer, self.cell[0] = self.cell[0], ffi.NULL
         lib.aiordma_await_posts()
         return pointer
 
@@ -458,7 +450,7 @@ class QueuePair:
 
         A thread can still be posting: see aiordma_destroy_qp() in work_requests.c.
         """
-        pointer, self._cell[0] = self._cell[0], ffi.NULL
+        pointer, self.cell[0] = self.cell[0], ffi.NULL
         return None if pointer == ffi.NULL else pointer
 
     def destroy(self) -> None:
