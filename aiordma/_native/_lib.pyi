@@ -158,6 +158,8 @@ class IbvQpCap(CData):
     max_inline_data: int
 
 class IbvQpInitAttr(CData):
+    def __getitem__(self, index: int) -> IbvQpInitAttr: ...
+
     qp_context: VoidPtr
     send_cq: IbvCq
     recv_cq: IbvCq
@@ -364,7 +366,7 @@ class EndedCallsPtr(CData): ...
 class IdCallsPtr(CData):
     calls: int
     pd: IbvPd
-    init: Final[IbvQpInitAttr]
+    init: IbvQpInitAttr
     cell: QpCell
     first_wr_id: int
     address: int

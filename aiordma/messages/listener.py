@@ -187,7 +187,7 @@ class Listener(BaseListener[ConnectRequest, Connection]):
             cms,
             limits,
             lambda cm: ConnectRequest(cm, options, limits, shared_receives),
-            ConnectRequest.accept,
+            lambda request: request._accept(b"", options),
         )
         self._shared_receives = shared_receives
 

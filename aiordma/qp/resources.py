@@ -105,8 +105,7 @@ class QueuePairResources:
         """
         if not (self.loop_device.is_reading and self._try_open(ring)):
             return None
-        cq = self.send_cq.cq
-        qp = calls.create_qp(QueuePairInit(self._caps, cq, cq), self.domain.pd)
+        qp = calls.create_qp(self.send_cq.queue_pair_init(self._caps), self.domain.pd)
         sends.open(qp, self.domain.pool, self.key << KEY_SHIFT)
         ring.add_post_all(calls, qp, self._first_receive())
         return qp

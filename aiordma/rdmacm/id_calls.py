@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING
 from aiordma._native import ffi, lib
 from aiordma.errors import VerbsError
 from aiordma.rdmacm.parameters import ConnectionParameters, fill_parameters
-from aiordma.verbs import ProtectionDomain, QueuePair, QueuePairInit
+from aiordma.verbs import ProtectionDomain, QueuePair
+from aiordma.verbs.element import new_context
+from aiordma.verbs.queue_pair_init import PackedQueuePairInit
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -57,18 +59,18 @@ class IdCalls:
 
     # --- adding calls ---
 
-    def create_qp(self, init: QueuePairInit, pd: ProtectionDomain) -> QueuePair:
+    def create_qp(self, init: PackedQueuePairInit, pd: ProtectionDomain) -> QueuePair:
         """Add CmId.create_qp(). Return the queue pair, whose pointer is NULL until it is made.
 
         Both completion queues must be given.
 
         Raises:
-            ValueError: an argument is closed.
+            ValueError: `pd` is closed.
         """
         calls = self.pointer
-        calls.pd, attr = pd.open_pointer, calls.init
-        init.fill(attr, self._cm_id.pointer.qp_type)
-        self.qp = self._cm_id.qp = qp = QueuePair.unmade(attr, init.caps)
+        calls.pd, calls.init = pd.open_pointer, init.pointer[0]
+        calls.init.qp_context = context = new_context()
+        self.qp = self._cm_id.qp = qp = QueuePair.unmade(context, init.caps)
         calls.cell = qp.cell
         calls.calls |= lib.AIORDMA_CREATE_QP
         return qp

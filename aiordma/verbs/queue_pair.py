@@ -24,7 +24,7 @@ from aiordma.verbs.request_chain import RequestChain
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-    from aiordma._native._lib import Bytes, IbvQp, IbvQpCap, IbvQpInitAttr, QpCell
+    from aiordma._native._lib import Bytes, IbvQp, IbvQpCap, IbvQpInitAttr, QpCell, VoidPtr
 
 NO_IMMEDIATE = -1
 
@@ -84,8 +84,8 @@ class QueuePair:
         self._caps: QueuePairCaps | IbvQpCap = caps
 
     @classmethod
-    def unmade(cls, init: IbvQpInitAttr, caps: QueuePairCaps) -> QueuePair:
-        """Return an object for a queue pair that is made later, with these arguments.
+    def unmade(cls, context: VoidPtr, caps: QueuePairCaps) -> QueuePair:
+        """Return an object for a queue pair that is made later, with this `qp_context`.
 
         Until then `pointer` is NULL, `number` is 0, and `caps` are those that are asked for.
         """
@@ -93,7 +93,7 @@ class QueuePair:
         qp.cell = ffi.new("struct ibv_qp *[1]", [ffi.NULL])
         qp.cells = int(ffi.cast("uintptr_t", qp.cell)), 0
         qp.number = 0
-        qp.element = element_of(init.qp_context)
+        qp.element = element_of(context)
         qp._caps = caps
         return qp
 

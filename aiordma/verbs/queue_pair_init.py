@@ -61,6 +61,19 @@ class QueuePairInit:
         cap.max_inline_data = caps.max_inline_data
 
 
+class PackedQueuePairInit:
+    """A `struct ibv_qp_init_attr *` for the queue pairs of ids that have the same arguments."""
+
+    __slots__ = ("caps", "pointer")
+
+    def __init__(self, init: QueuePairInit) -> None:
+        """Raises: ValueError, a queue is closed."""
+        self.caps = init.caps
+        self.pointer = ffi.new("struct ibv_qp_init_attr *")
+        """The C struct. Its queues must exist when it is used."""
+        init.fill(self.pointer, QpType.RC)
+
+
 def read_caps(cap: IbvQpCap) -> QueuePairCaps:
     """Return the real capacity of a queue pair, which is not less than what was requested."""
     return QueuePairCaps(
