@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 CQ_ENTRIES = 4096
-# So many entries of destroyed queue pairs are made free together, after one poll.
+# The number of entries of destroyed queue pairs that are made free together, after one poll.
 RELEASE_BATCH = 64
 # drain() yields to the loop after this number of batches from one queue.
 MAX_BATCHES = 16

@@ -143,6 +143,44 @@ async def test_a_cancelled_accept_loses_no_connection(simulation: Simulation) ->
             assert server.peer_address == client.local_address
 
 
+async def test_serve_serves_the_connections_that_an_accept_has_left(simulation: Simulation) -> None:
+    async with aiordma.listen(FAR, PORT) as listener:
+        connecting = [loops.create_task(connect()) for _ in range(2)]
+        accepted = await listener.accept()
+        clients = await loops.gather(*connecting)
+        await loops.until(lambda: listener.stats.accepted == 2, "both to be established")
+        served = list[tuple[str, int]]()
+
+        async def note(connection: Connection) -> None:
+            served.append(connection.peer_address)
+
+        serving = loops.create_task(listener.serve(note))
+        await loops.until(lambda: served, "the second one to be served")
+        assert served[0] in {client.local_address for client in clients}
+        listener.abort()
+        await serving
+        for connection in (accepted, *clients):
+            connection.abort()
+
+
+async def test_a_cancelled_serve_ends_the_handshakes_under_way(simulation: Simulation) -> None:
+    """One has begun, one has just arrived, and their peers see the end."""
+    async with aiordma.listen(FAR, PORT) as listener:
+        serving = loops.create_task(listener.serve(receive_all))
+        async with silent_peer(simulation) as silent:
+            simulation.world.calls.delay("rdma_accept", before=1)
+            connecting = loops.create_task(connect())
+            await loops.until(lambda: listener.stats.handshakes == 2, "the handshake to begin")
+            await loops.cancel(serving)
+            assert listener.stats.handshakes == 0
+            with pytest.raises(PeerClosed):
+                await silent.recv()
+            with pytest.raises(PeerClosed):
+                async with await connecting as client:
+                    await client.recv()
+            await loops.until(lambda: not listener.stats.connections, "all to be destroyed")
+
+
 async def test_closing_ends_handshakes_and_connections_that_were_not_taken(
     simulation: Simulation,
 ) -> None:
