@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 from aiordma._native import fast_path
-from aiordma.verbs import CompletionChannel, CompletionQueue, QueuePairCaps, QueuePairInit
-from aiordma.verbs.queue_pair_init import PackedQueuePairInit
+from aiordma.verbs import (
+    CompletionChannel,
+    CompletionQueue,
+    PackedQueuePairInit,
+    QueuePairCaps,
+    QueuePairInit,
+)
 
 # Most queue pairs of a loop have the same capacity.
 MAX_INITS = 16

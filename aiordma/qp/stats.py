@@ -28,7 +28,7 @@ class ConnectionStats:
     recv_waits: int = 0
     """The number of times that a task had to wait for a message."""
     spilled: int = 0
-    """Messages that were copied to keep receives posted: see `recv_backlog`."""
+    """The number of messages that were copied to keep receives posted (see `recv_backlog`)."""
     sends_posted: int = 0
     """Requests in the send queue whose completion has not been reported."""
     receives_posted: int = 0

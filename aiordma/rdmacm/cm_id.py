@@ -950,8 +950,8 @@ class CmId:
             ValueError: the id is destroyed already.
         """
         pointer = self.pointer
+        self.__class__ = _DestroyedCmId  # first: another thread can look for the pointer
         del self.pointer
-        self.__class__ = _DestroyedCmId
         return pointer
 
 

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING
 from aiordma._native import ffi, lib
 from aiordma.errors import VerbsError
 from aiordma.rdmacm.parameters import ConnectionParameters, fill_parameters
-from aiordma.verbs import ProtectionDomain, QueuePair
+from aiordma.verbs import PackedQueuePairInit, ProtectionDomain, QueuePair
 from aiordma.verbs.element import new_context
-from aiordma.verbs.queue_pair_init import PackedQueuePairInit
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -6,7 +6,12 @@ from aiordma.verbs.device import AsyncEvent, Device, DeviceAttributes, PortAttri
 from aiordma.verbs.memory_window import MemoryWindow
 from aiordma.verbs.protection_domain import ProtectionDomain
 from aiordma.verbs.queue_pair import QueuePair
-from aiordma.verbs.queue_pair_init import QueuePairAttributes, QueuePairCaps, QueuePairInit
+from aiordma.verbs.queue_pair_init import (
+    PackedQueuePairInit,
+    QueuePairAttributes,
+    QueuePairCaps,
+    QueuePairInit,
+)
 from aiordma.verbs.registration import Registration
 from aiordma.verbs.request_chain import RequestChain
 from aiordma.verbs.shared_receive_queue import SharedReceiveQueue, SharedReceiveQueueCaps
@@ -22,6 +27,7 @@ __all__ = [
     "DeviceAttributes",
     "LinkHeader",
     "MemoryWindow",
+    "PackedQueuePairInit",
     "PortAttributes",
     "ProtectionDomain",
     "QueuePair",

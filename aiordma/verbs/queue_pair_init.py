@@ -62,12 +62,16 @@ class QueuePairInit:
 
 
 class PackedQueuePairInit:
-    """A `struct ibv_qp_init_attr *` for the queue pairs of ids that have the same arguments."""
+    """A QueuePairInit as a C struct, for any number of connected (RC) queue pairs."""
 
     __slots__ = ("caps", "pointer")
 
     def __init__(self, init: QueuePairInit) -> None:
-        """Raises: ValueError, a queue is closed."""
+        """Pack `init`, which has both completion queues.
+
+        Raises:
+            ValueError: a queue is closed.
+        """
         self.caps = init.caps
         self.pointer = ffi.new("struct ibv_qp_init_attr *")
         """The C struct. Its queues must exist when it is used."""
