@@ -125,6 +125,8 @@ class Handshake:
         if exc is None:
             self._request.confirmed()
             return
+        if isinstance(exc, LocalClosed) and not self._deadline.expired:
+            return  # abort() was called, which does not wait
         await close_after(self._cm, exc)
         if isinstance(exc, LocalClosed) and self._deadline.expired:
             peer = format_address(self._request.peer_address)
@@ -276,6 +278,7 @@ class BaseListener(AsyncContextManagerMixin, Generic[R, C]):
                         self._log_unaccepted(outcome)
                     else:
                         tasks.create_task(self._serve_one(outcome, handler))
+                    del outcome  # the next one can take long
             except LocalClosed:
                 pass
             except RdmaError as error:  # raised here, an exception group would wrap it
@@ -288,7 +291,12 @@ class BaseListener(AsyncContextManagerMixin, Generic[R, C]):
     async def _accept_and_serve(
         self, request: R, handler: Callable[[C], Awaitable[object]]
     ) -> None:
-        outcome = await self._handshakes.finish(request, self._accept)
+        try:
+            outcome = await self._handshakes.finish(request, self._accept)
+        except Exception:  # the other peers must be served
+            logger.exception("the handshake with %r could not be ended", request)
+            return
+        del request  # not needed while the handler runs
         if isinstance(outcome, Failure):
             self._log_unaccepted(outcome)
         elif outcome is not None:
@@ -297,6 +305,8 @@ class BaseListener(AsyncContextManagerMixin, Generic[R, C]):
     async def _serve_one(self, connection: C, handler: Callable[[C], Awaitable[object]]) -> None:
         try:
             try:
+                # Often the first message arrives meanwhile. Waiting for it would cost far more.
+                await self._yield()
                 await handler(connection)
             except BaseException as error:
                 if not isinstance(error, Exception):

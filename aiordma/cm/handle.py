@@ -274,7 +274,7 @@ class IdHandle:
             return
         if self._waits is not None:
             self._waits.end()
-        self.calls.add(self._start_destruction)
+        self.calls.add(self._start_destruction)  # the last job: it never ends
 
     def _start_destruction(self) -> None:
         """Destroy everything in a thread of C, or in a worker thread if it needs Python."""

@@ -1,15 +1,17 @@
 """Handshakes: the peers that a listener accepts at the same time.
 
 A peer that sends a request and never confirms the reply must not delay the others. So each
-handshake runs in a task of its own. The number of handshakes is limited, because each has a queue
-pair and registered memory. When all are in use, one is ended for a new request, if its peer has had
-time to confirm: the oldest one of the host with the most handshakes. The time begins when the reply
-is sent. What this side needs before that does not count.
+handshake runs in a task of its own, in which serve() then runs the handler. The number of
+handshakes is limited, because each has a queue pair and registered memory. When all are in use, one
+is ended for a new request, if its peer has had time to confirm: the oldest one of the host with the
+most handshakes. The time begins when the reply is sent. What this side needs before that does not
+count.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -102,6 +104,9 @@ class Handshakes(Generic[R, C]):
         # Each with the time after which it can be ended, oldest first. None: the reply is not sent.
         self._under_way: dict[R, float | None] = {}
         self._is_full = False
+        # Those whose time was over then can be ended. Set by a timer, so that the loop has read
+        # before which peers have confirmed.
+        self._checked_at = -math.inf
         self._has_timer = False
         self._outcomes: deque[C | Failure] = deque()
         self._log = OccasionalLog(logger)
@@ -118,9 +123,9 @@ class Handshakes(Generic[R, C]):
         None: all those of the hosts with the most handshakes are too young.
         """
         by_host = Counter(request.peer_address[0] for request in self._under_way)
-        most, now = max(by_host.values()), self._loop.time()
+        most, checked_at = max(by_host.values()), self._checked_at
         for request, end in self._under_way.items():
-            if end is not None and end <= now and by_host[request.peer_address[0]] == most:
+            if end is not None and end <= checked_at and by_host[request.peer_address[0]] == most:
                 return request
         return None
 
@@ -152,14 +157,15 @@ class Handshakes(Generic[R, C]):
         """Call `on_change` when the next handshake can be ended for a new one."""
         if self._has_timer or not self._is_full:
             return
-        now = self._loop.time()
-        later = [end for end in self._under_way.values() if end is not None and end > now]
+        ends = [end for end in self._under_way.values() if end is not None]
+        later = [end for end in ends if end > self._checked_at]
         if later:
             self._has_timer = True
-            self._loop.call_later(min(later) - now, self._on_timer)
+            self._loop.call_later(max(0.0, min(later) - self._loop.time()), self._on_timer)
 
     def _on_timer(self) -> None:
         self._has_timer = False
+        self._checked_at = self._loop.time()
         self._set_timer_if_full()
         self._on_change()
 
@@ -181,8 +187,9 @@ class Handshakes(Generic[R, C]):
                 self._log.log(logging.INFO, "the handshake with %r failed: %s", request, error)
                 self.stats.failed += 1
         except Exception as error:
+            is_wanted = self._forget(request)
             request.abort()
-            if self._forget(request):
+            if is_wanted:
                 return Failure(error)
         except BaseException:  # the event loop ends, or the task was cancelled
             self._end(request)

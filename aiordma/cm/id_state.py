@@ -26,7 +26,7 @@ class IdState:
     def __init__(self, state: CmState, event: CmEvent | None) -> None:
         self.current = state
         """The state. CLOSED is final, so change it by move()."""
-        self.is_closed = False
+        self.is_closed = state is states.CLOSED
         """True if the state is CLOSED."""
         self.event = event
         """The last event. It holds the peer's private data until the next event arrives."""

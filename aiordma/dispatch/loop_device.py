@@ -190,6 +190,15 @@ class LoopDevice:
 
     def try_reserve(self, entries: int) -> SharedCompletionQueue | None:
         """Do what reserve() does, without blocking. Return None if that makes system calls."""
+        found = self._try_take_entries(entries)
+        if found is None:
+            for queue in list(self._queues.values()):
+                if queue.free < entries <= queue.free + queue.released:
+                    self._poll_released(queue)
+            found = self._try_take_entries(entries)
+        return found
+
+    def _try_take_entries(self, entries: int) -> SharedCompletionQueue | None:
         if not self._lock.acquire(blocking=False):
             return None
         try:
@@ -250,14 +259,17 @@ class LoopDevice:
 
         The queue is polled first: completions of the queue pair can still occupy entries. If new
         queue pairs reserved these entries, the queue could overflow. Fewer than RELEASE_BATCH
-        entries wait for more of them, so that not each small queue pair costs a poll.
+        entries wait until they are needed, so that not each small queue pair costs a poll.
         """
-        entries += queue.released
-        queue.released = 0
+        queue.released += entries
+        if queue.released >= RELEASE_BATCH or self._loop.is_closed():
+            self._poll_released(queue)
+
+    def _poll_released(self, queue: SharedCompletionQueue) -> None:
+        """Make the entries of destroyed queue pairs free, after all completions are polled."""
+        entries, queue.released = queue.released, 0
         if self._loop.is_closed():  # no completion is polled any more, and no task waits for one
             self._add_free(queue, entries)
-        elif entries < RELEASE_BATCH:
-            queue.released = entries
         else:
             self.drain(queue, partial(self._add_free, queue, entries))
 

@@ -232,7 +232,8 @@ class SerialJobs:
     def add(self, start: Callable[[], None]) -> None:
         """Call `start` when all earlier jobs have ended: now, or in the thread of the last one.
 
-        It starts a job, at whose end ended() must be called, and must not raise.
+        It starts a job, at whose end ended() must be called, and must not raise. After a job that
+        never calls ended(), no other one begins.
         """
         with self._lock:
             if self._busy:

@@ -61,7 +61,7 @@ class IdCalls:
     def create_qp(self, init: PackedQueuePairInit, pd: ProtectionDomain) -> QueuePair:
         """Add CmId.create_qp(). Return the queue pair, whose pointer is NULL until it is made.
 
-        Both completion queues must be given.
+        Both completion queues must be given. The queue pair has the type of the id.
 
         Raises:
             ValueError: `pd` is closed.
@@ -69,6 +69,7 @@ class IdCalls:
         calls = self.pointer
         calls.pd, calls.init = pd.open_pointer, init.pointer[0]
         calls.init.qp_context = context = new_context()
+        calls.init.qp_type = self._cm_id.pointer.qp_type
         self.qp = self._cm_id.qp = qp = QueuePair.unmade(context, init.caps)
         calls.cell = qp.cell
         calls.calls |= lib.AIORDMA_CREATE_QP

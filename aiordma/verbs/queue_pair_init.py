@@ -62,12 +62,12 @@ class QueuePairInit:
 
 
 class PackedQueuePairInit:
-    """A QueuePairInit as a C struct, for any number of connected (RC) queue pairs."""
+    """A QueuePairInit as a C struct, for any number of queue pairs: see IdCalls.create_qp."""
 
     __slots__ = ("caps", "pointer")
 
     def __init__(self, init: QueuePairInit) -> None:
-        """Pack `init`, which has both completion queues.
+        """Pack `init`, which has both completion queues. If it has no `qp_type`, that is RC.
 
         Raises:
             ValueError: a queue is closed.

@@ -335,6 +335,18 @@ async def test_few_entries_are_free_after_a_poll_together_with_more(simulation: 
         assert (queue.free, raw.polls) == (free + RELEASE_BATCH, polls + 1)
 
 
+async def test_few_entries_are_free_when_they_are_needed(simulation: Simulation) -> None:
+    async with rig_of(simulation) as rig:
+        queue, raw = rig.queues[0], rig.raw[0]
+        free, polls = queue.free, raw.polls
+        rig.loop_device.unreserve(queue, 5)
+        assert rig.loop_device.try_reserve(free + 6) is None
+        assert (queue.free, raw.polls) == (free, polls)
+        assert rig.loop_device.try_reserve(free + 5) is queue
+        assert (queue.free, raw.polls) == (0, polls + 1)
+        queue.free = free
+
+
 async def test_a_closed_loop_is_not_polled(simulation: Simulation) -> None:
     """A connection that handles a completion would start a timer, which needs an open loop."""
     closed = SimpleNamespace(is_closed=lambda: True, call_soon=Mock(side_effect=RuntimeError))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import logging
 from collections.abc import AsyncIterator, Callable
@@ -179,6 +180,44 @@ async def test_a_cancelled_serve_ends_the_handshakes_under_way(simulation: Simul
                 async with await connecting as client:
                     await client.recv()
             await loops.until(lambda: not listener.stats.connections, "all to be destroyed")
+
+
+async def test_serve_does_not_wait_for_the_peers_that_it_has_not_accepted(
+    simulation: Simulation,
+) -> None:
+    """Destroying the id of a silent peer can take minutes."""
+    async with aiordma.listen(FAR, PORT) as listener:
+        task = loops.create_task(listener.serve(receive_all))
+        async with silent_peer(simulation):
+            simulation.world.calls.delay("aiordma_destroy_id", before=60)
+            began = loops.now()
+            listener.abort()
+            await task
+            assert loops.now() - began < 1
+            assert listener.stats.connections == 1
+
+
+async def test_an_error_while_a_handshake_ends_does_not_end_the_others(
+    simulation: Simulation, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    abort = ConnectRequest.abort
+
+    def abort_and_raise(request: ConnectRequest) -> None:
+        abort(request)
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(ConnectRequest, "abort", abort_and_raise)
+    async with (
+        aiordma.listen(FAR, PORT) as listener,
+        serving(listener),
+        await connect() as other,
+    ):
+        simulation.world.calls.fail("rdma_create_qp", errno.ENOMEM, after=1)
+        with pytest.raises(Rejected):
+            await connect()
+        await loops.until(lambda: "could not be ended" in caplog.text, "the error to be logged")
+        assert listener.stats.handshakes == 0
+        await other.send(b"still served")
 
 
 async def test_closing_ends_handshakes_and_connections_that_were_not_taken(
