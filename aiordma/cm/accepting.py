@@ -125,7 +125,7 @@ class Handshake:
         if exc is None:
             self._request.confirmed()
             return
-        if isinstance(exc, LocalClosed) and not self._deadline.expired:
+        if self._cm.id_state.is_closed and not self._deadline.expired:
             return  # abort() was called, which does not wait
         await close_after(self._cm, exc)
         if isinstance(exc, LocalClosed) and self._deadline.expired:
