@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
+from unittest import mock
 
 import blocking
 import loops
@@ -256,19 +257,21 @@ def read_line(process: subprocess.Popen[str]) -> str:
 ROOT = Path(__file__).parent.parent
 
 
-def give_name(address: DeviceAddress, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Define a host name for an address, and return it.
+@contextlib.contextmanager
+def host_name(address: DeviceAddress) -> Iterator[str]:
+    """Define a host name for an address in the block, and return it.
 
-    In the lab it is added to /etc/hosts. Elsewhere getaddrinfo() is replaced.
+    In the lab it is added to /etc/hosts, and stays there. Elsewhere getaddrinfo() is replaced.
     """
     name = f"rdma.example-{address.device}"
     if "AIORDMA_LAB" in os.environ:
         with Path("/etc/hosts").open("a") as hosts:
             hosts.write(f"\n{address.host} {name}\n")
-    else:
-        answer = (socket.AF_INET, socket.SOCK_STREAM, 6, "", (address.host, 0))
-        monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [answer])
-    return name
+        yield name
+        return
+    answer = (socket.AF_INET, socket.SOCK_STREAM, 6, "", (address.host, 0))
+    with mock.patch.object(socket, "getaddrinfo", return_value=[answer]):
+        yield name
 
 
 async def send_one_at_a_time(send: Callable[[bytes], Awaitable[None]], to: Connection) -> None:

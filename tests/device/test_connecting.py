@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import socket
+from unittest import mock
 
 import loops
 import pytest
-from helpers import connected, give_name, serving, unconfirmed_peer
+from helpers import connected, host_name, serving, unconfirmed_peer
 from stream_sides import Script, settings
 
 import aiordma
@@ -115,20 +116,16 @@ async def test_connect_from_a_local_address(any_address: DeviceAddress) -> None:
         await echoing
 
 
-async def test_connect_and_listen_by_name(
-    address: DeviceAddress, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    name = give_name(address, monkeypatch)
-    async with aiordma.listen(name, 0) as listener:
-        echoing = loops.create_task(echo_one(listener, b""))
-        async with aiordma.connect(name, listener.local_address[1]) as connection:
-            assert connection.peer_address[0] == address.host
-        await echoing
+async def test_connect_and_listen_by_name(address: DeviceAddress) -> None:
+    with host_name(address) as name:
+        async with aiordma.listen(name, 0) as listener:
+            echoing = loops.create_task(echo_one(listener, b""))
+            async with aiordma.connect(name, listener.local_address[1]) as connection:
+                assert connection.peer_address[0] == address.host
+            await echoing
 
 
-async def test_every_address_of_a_name_is_tried(
-    address: DeviceAddress, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_every_address_of_a_name_is_tried(address: DeviceAddress) -> None:
     def resolve(*_: object, **__: object) -> list[tuple[object, ...]]:
         family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
         return [
@@ -138,9 +135,9 @@ async def test_every_address_of_a_name_is_tried(
 
     async with aiordma.listen(address.host, 0) as listener:
         echoing = loops.create_task(echo_one(listener, b""))
-        monkeypatch.setattr(socket, "getaddrinfo", resolve)
-        async with aiordma.connect("two.example", listener.local_address[1]) as connection:
-            assert connection.peer_address[0] == address.host
+        with mock.patch.object(socket, "getaddrinfo", resolve):
+            async with aiordma.connect("two.example", listener.local_address[1]) as connection:
+                assert connection.peer_address[0] == address.host
         await echoing
 
 

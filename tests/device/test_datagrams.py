@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import loops
 import pytest
 from datagram_pairs import endpoints, two_endpoints
-from helpers import give_name
+from helpers import host_name
 
 import aiordma
 from aiordma import (
@@ -135,16 +135,14 @@ async def test_an_endpoint_can_resolve_itself(address: DeviceAddress) -> None:
     await serving
 
 
-async def test_open_and_resolve_by_name(
-    address: DeviceAddress, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    name = give_name(address, monkeypatch)
-    async with aiordma.open_datagram((name, 0)) as endpoint:
-        assert endpoint.local_address[0] == address.host
-        serving = loops.create_task(endpoint.serve())
-        peer = await endpoint.resolve(name, endpoint.local_address[1])
-        assert peer.address == endpoint.local_address
-    await serving
+async def test_open_and_resolve_by_name(address: DeviceAddress) -> None:
+    with host_name(address) as name:
+        async with aiordma.open_datagram((name, 0)) as endpoint:
+            assert endpoint.local_address[0] == address.host
+            serving = loops.create_task(endpoint.serve())
+            peer = await endpoint.resolve(name, endpoint.local_address[1])
+            assert peer.address == endpoint.local_address
+        await serving
 
 
 async def test_resolve_in_another_address_family_fails(address: DeviceAddress) -> None:

@@ -7,7 +7,7 @@ import logging
 
 import loops
 import pytest
-from helpers import SHARED, give_name
+from helpers import SHARED, host_name
 from streaming import DEFAULT, is_full, pattern, receive_all, receive_exactly, streaming
 
 import aiordma
@@ -238,16 +238,14 @@ async def test_both_ends_can_close_at_the_same_time(address: DeviceAddress) -> N
 # --- connecting ---
 
 
-async def test_connect_and_listen_by_name(
-    address: DeviceAddress, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    name = give_name(address, monkeypatch)
-    async with aiordma.listen_stream(name, 0) as listener:
-        accepting = loops.create_task(listener.accept())
-        async with aiordma.connect_stream(name, listener.local_address[1]) as client:
-            assert client.peer_address == listener.local_address
-            assert client.device_name == address.device
-            await (await accepting).aclose()
+async def test_connect_and_listen_by_name(address: DeviceAddress) -> None:
+    with host_name(address) as name:
+        async with aiordma.listen_stream(name, 0) as listener:
+            accepting = loops.create_task(listener.accept())
+            async with aiordma.connect_stream(name, listener.local_address[1]) as client:
+                assert client.peer_address == listener.local_address
+                assert client.device_name == address.device
+                await (await accepting).aclose()
 
 
 async def test_a_peer_without_the_rsocket_protocol_is_rejected(address: DeviceAddress) -> None:
