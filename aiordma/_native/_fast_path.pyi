@@ -27,6 +27,7 @@ PARKING_FACTOR: Final[int]
 SHORT_WAIT_FACTOR: Final[int]
 MAX_WAKEUP_NS: Final[int]
 MAX_MISSES: Final[int]
+FIRST_SHORT_WAITS: Final[int]
 FORGIVING_HITS: Final[int]
 STREAM_CONTROLS: Final[int]
 

@@ -19,7 +19,7 @@ from aiordma.loop import WaitQueue
 
 WAKEUP = 10_000
 MAX_MISSES, MAX_WAKEUP_NS = fast_path.MAX_MISSES, fast_path.MAX_WAKEUP_NS
-FORGIVING_HITS = fast_path.FORGIVING_HITS
+FORGIVING_HITS, FIRST_SHORT_WAITS = fast_path.FORGIVING_HITS, fast_path.FIRST_SHORT_WAITS
 FACTOR = fast_path.SHORT_WAIT_FACTOR * fast_path.PARKING_FACTOR
 PARKING = fast_path.PARKING_FACTOR * WAKEUP
 """The cost of parking, in nanoseconds, if the measured part of a wake-up takes WAKEUP."""
@@ -52,8 +52,26 @@ class Rig:
 
 
 @pytest.fixture
-def rig() -> Rig:
+def new() -> Rig:
+    """One that has not polled yet."""
     return Rig()
+
+
+@pytest.fixture
+def rig(new: Rig) -> Rig:
+    """One that has polled before. No hit is left to spend, and no miss counts."""
+    new.polled(True)
+    assert new.polling.may_go_on()
+    return new
+
+
+def test_the_first_poll_comes_after_two_short_waits(new: Rig) -> None:
+    for waits in ([1000, LONGEST], [LONGEST, 1000, LONGEST]):
+        assert [new.wait(wait) for wait in waits] == [0] * len(waits)
+    assert FIRST_SHORT_WAITS == 2
+    assert [new.wait(1000), new.wait(1000), new.wait(1000)] == [0, PARKING, PARKING]
+    new.polled(True)
+    assert [new.wait(LONGEST), new.wait(1000)] == [0, PARKING]
 
 
 def test_after_a_short_wait_the_next_polls_and_a_long_wait_stops_that(rig: Rig) -> None:
@@ -208,12 +226,13 @@ class WaitRig:
 
 
 @pytest.mark.asyncio
-async def test_an_adaptive_wait_polls_after_a_short_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_adaptive_wait_polls_after_short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     rig = WaitRig(monkeypatch)
     wait = fast_path.PARKING_FACTOR * MAX_WAKEUP_NS  # the wake-up is over by the fake clock
-    await rig.parked(wait)
-    assert rig.polls == []  # the first wait parks
-    assert rig.before_parking.call_count == 2  # woken twice
+    for _ in range(FIRST_SHORT_WAITS):
+        await rig.parked(wait)
+    assert rig.polls == []  # the first waits park
+    assert rig.before_parking.call_count == 2 * FIRST_SHORT_WAITS  # each is woken twice
     rig.is_over, rig.on_poll = False, rig.end
     await rig.wait.until(lambda: rig.is_over)
     await rig.wait.until(lambda: rig.is_over)  # it is over already
@@ -230,7 +249,8 @@ async def test_an_adaptive_wait_polls_again_after_a_miss_among_hits(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     rig = WaitRig(monkeypatch)
-    await rig.parked(50_000)
+    for _ in range(FIRST_SHORT_WAITS):
+        await rig.parked(50_000)
     rig.on_poll = rig.end
     for _ in range(FORGIVING_HITS):
         rig.is_over = False

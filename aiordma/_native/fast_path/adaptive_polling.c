@@ -8,7 +8,8 @@
  * a wait polls only when that pays: after short waits, and the less often, the more often polling
  * found no message. A poll lasts at least as long as parking takes. So a miss at most doubles the
  * time of a wait that is as short, and a wait that was short because its message had nearly arrived
- * does not make the next one miss.
+ * does not make the next one miss. The first poll needs two short waits: many peers send one
+ * message, and no other one soon. A server polled in vain for each of them.
  *
  * A single miss says little. This loop or that of the peer may have had other work for once, such
  * as a message of another connection. If both sides parked several waits for that, a busy
@@ -34,6 +35,8 @@ PyTypeObject *adaptive_polling_type;
  * too needs that long to answer, as long as one of the two sides parks.
  */
 #define SHORT_WAIT_FACTOR 4
+/* The consecutive short waits before the first poll. */
+#define FIRST_SHORT_WAITS 2
 /* Each missed poll makes polling less frequent, up to this number of misses. */
 #define MAX_MISSES 6
 /* The most hits that are counted. After these, a miss is not counted. */
@@ -47,6 +50,7 @@ struct adaptive_polling {
 	unsigned int misses;	  /* counted since the last hit */
 	unsigned int short_waits; /* consecutive ones since the last counted miss */
 	char is_adaptive;
+	char has_polled;
 };
 
 static PyObject *name_poll_budget;
@@ -116,6 +120,7 @@ static PyObject *adaptive_polling_close(PyObject *self, PyObject *unused)
 /* Note a poll, and whether it found what it waited for. See AdaptivePolling.polled(). */
 void note_poll(struct adaptive_polling *polling, int found)
 {
+	polling->has_polled = 1;
 	if (found) {
 		polling->hits += polling->hits < FORGIVING_HITS;
 		polling->misses = 0;
@@ -143,6 +148,7 @@ int may_go_on(struct adaptive_polling *polling, enum preemption preempted)
 int note_wait(struct adaptive_polling *polling, long long began, long long woken, long long now)
 {
 	long long arrived, wait, wakeup, parking, longest, budget;
+	unsigned int needed;
 
 	if (polling->dispatcher)
 		polling->dispatcher->budget_start = now;
@@ -157,9 +163,10 @@ int note_wait(struct adaptive_polling *polling, long long began, long long woken
 	parking = PARKING_FACTOR * polling->wakeup;
 	longest = SHORT_WAIT_FACTOR * parking;
 	polling->short_waits = wait < longest ? polling->short_waits + 1 : 0;
+	needed = polling->has_polled ? 1U << polling->misses : FIRST_SHORT_WAITS;
 	/* After a miss it does not poll even once: the completions might be those of other tasks.
 	 */
-	if (polling->short_waits < 1U << polling->misses)
+	if (polling->short_waits < needed)
 		return set_budget(polling, polling->misses ? -1 : 0);
 	budget = wait + wait / 2 > parking ? wait + wait / 2 : parking;
 	return set_budget(polling, budget < longest ? budget : longest);
@@ -243,6 +250,7 @@ int prepare_adaptive_polling(PyObject *module)
 			       PyModule_AddIntMacro(module, SHORT_WAIT_FACTOR) ||
 			       PyModule_AddIntMacro(module, MAX_WAKEUP_NS) ||
 			       PyModule_AddIntMacro(module, MAX_MISSES) ||
+			       PyModule_AddIntMacro(module, FIRST_SHORT_WAITS) ||
 			       PyModule_AddIntMacro(module, FORGIVING_HITS) ?
 		       -1 :
 		       0;

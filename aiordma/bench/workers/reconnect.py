@@ -3,78 +3,43 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import functools
-import multiprocessing
-import os
+import json
 import random
 import signal
+import sys
 import time
+from asyncio.subprocess import PIPE
 from collections.abc import Callable
-from multiprocessing.connection import Connection as Pipe
 
 import aiordma
 from aiordma import Connection
 from aiordma.bench.plan import Work
 from aiordma.bench.sample import Sample
 from aiordma.bench.workers.connections import repeat
-from aiordma.bench.workers.idle import CLIENT, MESSAGE_SIZE, SERVER, close_all
+from aiordma.bench.workers.idle import CLIENT, close_all
+from aiordma.bench.workers.reconnect_server import DIE, MESSAGE_SIZE, STOP
 
-DIE = b"die".ljust(MESSAGE_SIZE)
-STOP = b"stop".ljust(MESSAGE_SIZE)
+SERVER = (sys.executable, "-m", "aiordma.bench.workers.reconnect_server")
 FIRST_BACKOFF, LARGEST_BACKOFF = 0.1, 5.0
 """Seconds. A client waits a random part of the back-off, which doubles with each failure."""
-PORT_TIMEOUT = 30.0
-"""Seconds within which the port of a killed server must be free."""
 
 
 async def serve(host: str, announce: Callable[[int], None], work: Work) -> None:
-    """Run a server in a child process, and start it again at the same port if it is killed."""
-    spawn = multiprocessing.get_context("spawn")
+    """Run the server in a child process, and start it again at the same port if it is killed."""
     port = 0
     while True:
-        near, far = spawn.Pipe(duplex=False)
-        child = spawn.Process(target=_serve_in_child, args=(host, port, far), daemon=True)
-        child.start()
-        far.close()
-        listening = await asyncio.to_thread(near.recv)
-        if not port:
-            port = listening
+        server = await asyncio.create_subprocess_exec(*SERVER, host, str(port), stdout=PIPE)
+        assert server.stdout is not None
+        line = await server.stdout.readline()
+        if line and not port:
+            port = json.loads(line)["port"]
             announce(port)
-        await asyncio.to_thread(child.join)
-        if child.exitcode != -signal.SIGKILL:
-            break
-    if child.exitcode:
-        raise RuntimeError(f"the server ended with exit code {child.exitcode}")
-
-
-def _serve_in_child(host: str, port: int, pipe: Pipe) -> None:
-    asyncio.run(_listen_and_answer(host, port, pipe))
-
-
-async def _listen_and_answer(host: str, port: int, pipe: Pipe) -> None:
-    deadline = time.monotonic() + PORT_TIMEOUT
-    while True:
-        try:
-            listener = await aiordma.listen(host, port, options=SERVER)
-        except aiordma.VerbsError as error:
-            if error.errno != errno.EADDRINUSE or time.monotonic() > deadline:
-                raise
-            await asyncio.sleep(0.1)
-        else:
-            break
-    async with listener:
-        pipe.send(listener.local_address[1])
-
-        async def answer(connection: Connection) -> None:
-            async for message in connection:
-                if message == DIE:
-                    os.kill(os.getpid(), signal.SIGKILL)
-                elif message == STOP:
-                    listener.abort()
-                await connection.send(message)
-
-        await listener.serve(answer)
+        code = await server.wait()
+        if code == 0:
+            return
+        if code != -signal.SIGKILL:
+            raise RuntimeError(f"the server ended with exit code {code}")
 
 
 async def measure(host: str, port: int, work: Work) -> Sample:
