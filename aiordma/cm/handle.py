@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Coroutine, Hashable
+from contextlib import suppress
 from functools import partial
 from typing import TypeVar
 
@@ -173,8 +174,6 @@ class IdHandle:
         Raises:
             LocalClosed: destruction has begun.
         """
-        if self._is_destroying:
-            raise LocalClosed("closed on this side")
         return run_in_worker(self.loop, function, lambda job: self.calls.submit(job, pool))
 
     def make_calls(self, calls: IdCalls, on_end: Callable[[], None]) -> None:
@@ -183,8 +182,6 @@ class IdHandle:
         Raises:
             LocalClosed: destruction has begun.
         """
-        if self._is_destroying:
-            raise LocalClosed("closed on this side")
         self.calls.submit_calls(calls, on_end)
 
     def submit_calls(self, calls: IdCalls) -> None:
@@ -192,7 +189,8 @@ class IdHandle:
 
         They are not made if destruction has begun. The id has a reader of such calls.
         """
-        self.calls.submit_calls(calls, lambda: None, lambda: self._is_destroying)
+        with suppress(LocalClosed):
+            self.calls.submit_calls(calls, lambda: None, lambda: self._is_destroying)
 
     async def make(
         self,
@@ -205,9 +203,6 @@ class IdHandle:
         Raises:
             LocalClosed: destruction has begun.
         """
-        if self._is_destroying:
-            on_unmade()
-            raise LocalClosed("closed on this side")
         return await make_in_worker(self.loop, make, discard, self.calls.submit, on_unmade)
 
     async def wait(self, function: Callable[[Interrupt], T], *, serialized: bool = True) -> T:
@@ -248,11 +243,13 @@ class IdHandle:
 
         The call is not made if destruction has begun.
         """
-        self.calls.submit(partial(self._run, function))
+        with suppress(LocalClosed):
+            self.calls.submit(partial(self._run, function))
 
     def run(self, function: Callable[[], None]) -> None:
         """As submit(), for a call that does not block: make it now, if none is under way."""
-        self.calls.run(partial(self._run, function))
+        with suppress(LocalClosed):
+            self.calls.run(partial(self._run, function))
 
     def _run(self, function: Callable[[], None]) -> None:
         if self._is_destroying:
@@ -274,7 +271,8 @@ class IdHandle:
             return
         if self._waits is not None:
             self._waits.end()
-        self.calls.add(self._start_destruction)  # the last job: it never ends
+        with suppress(LocalClosed):  # another thread has begun at the same time
+            self.calls.add(self._start_destruction, is_last=True)
 
     def _start_destruction(self) -> None:
         """Destroy everything in a thread of C, or in a worker thread if it needs Python."""

@@ -24,12 +24,12 @@ from aiordma.loop.inline_wakeup import (
 )
 from aiordma.loop.interrupt import Interrupt
 from aiordma.loop.protocol import Loop, LoopFuture, LoopTimer
+from aiordma.loop.serial_jobs import SerialJobs
 from aiordma.loop.task_groups import run_in_background, task_group
 from aiordma.loop.threadsafe_call import ensure_called, watch_closed_loop
 from aiordma.loop.time_budget import LoopTimeBudget
 from aiordma.loop.waiting import FairSemaphore, WaitQueue, wake
 from aiordma.loop.workers import (
-    SerialJobs,
     WorkerPool,
     blocking_pool,
     call_threadsafe,

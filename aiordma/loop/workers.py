@@ -115,7 +115,7 @@ class WorkerPool:
                 return
             orphaned, self._jobs = self._jobs, deque()
         for job in orphaned:
-            _run_job(job)
+            run_job(job)
 
     def _work(self) -> None:
         with self._lock:
@@ -123,7 +123,7 @@ class WorkerPool:
             self._starting_until = 0.0
         while (job := self._first_job()) is not None:
             while job is not None:
-                _run_job(job)
+                run_job(job)
                 job = None  # an idle thread must not keep the objects of its last job alive
                 job = self._next_job()
 
@@ -181,75 +181,12 @@ blocking_pool = WorkerPool(max_threads=1024, stall_seconds=0.005)
 """The threads for calls that can wait for minutes, and that must not delay each other."""
 
 
-def _run_job(job: Callable[[], None]) -> None:
+def run_job(job: Callable[[], None]) -> None:
     """Run a job. An exception is only logged: the thread has other jobs to run."""
     try:
         job()
     except BaseException:
         logger.exception("a job of a worker thread failed")
-
-
-class SerialJobs:
-    """Jobs that other threads run one after the other, in order.
-
-    No thread blocks while a job waits for the one before it.
-    """
-
-    def __init__(self) -> None:
-        self._starts: list[Callable[[], None]] = []  # mostly empty: a deque takes 600 bytes
-        # As that of WorkerPool.
-        self._lock = threading.RLock()
-        self._busy = False
-
-    def submit(self, job: Callable[[], None], pool: WorkerPool = worker_pool) -> None:
-        """Have a thread of `pool` run `job` after all earlier jobs, even if one of them raised."""
-
-        def run() -> None:
-            _run_job(job)
-            self.ended()
-
-        self.add(lambda: pool.submit(run))
-
-    def run(self, job: Callable[[], None]) -> None:
-        """Run `job`, which does not block, after all earlier jobs: now, if there are none.
-
-        An error of the job is only logged. In a forked child the job is dropped.
-
-        Raises: KeyboardInterrupt, if the job runs now and is interrupted. It has ended then, too.
-        """
-
-        def start() -> None:
-            try:
-                if not is_forked_child():
-                    job()
-            except Exception:
-                logger.exception("a job failed")
-            finally:
-                self.ended()
-
-        self.add(start)
-
-    def add(self, start: Callable[[], None]) -> None:
-        """Call `start` when all earlier jobs have ended: now, or in the thread of the last one.
-
-        It starts a job, at whose end ended() must be called, and must not raise. After a job that
-        never calls ended(), no other one begins.
-        """
-        with self._lock:
-            if self._busy:
-                self._starts.append(start)
-                return
-            self._busy = True
-        start()
-
-    def ended(self) -> None:
-        """Note that a job has ended, and start the next one. Callable from any thread."""
-        with self._lock:
-            if not self._starts:
-                self._busy = False
-                return
-            start = self._starts.pop(0)
-        start()
 
 
 def call_threadsafe(loop: Loop, callback: Callable[[], None]) -> None:

@@ -21,6 +21,7 @@ from loops import block_until
 from simulator import Simulation
 from simulator import world as worlds
 
+from aiordma.errors import LocalClosed
 from aiordma.loop import SerialJobs, call_threadsafe, running_loop, worker_pool
 from aiordma.loop.workers import STARTUP_SECONDS, WorkerPool, make_in_worker, run_in_worker
 
@@ -331,6 +332,23 @@ def test_a_serial_job_that_does_not_block_runs_at_once_or_after_the_one_before(
     queue.pop()()
     queue.pop()()
     assert order[1:] == ["in the pool", "after it", "last"]
+
+
+def test_no_serial_job_can_be_added_after_the_last_one() -> None:
+    jobs, order, queue = SerialJobs(), list[str](), Jobs()
+    pool: Any = SimpleNamespace(submit=queue.append)
+    jobs.submit(lambda: order.append("first"), pool)
+    jobs.add(lambda: order.append("last"), is_last=True)
+
+    def add_more() -> None:
+        for add in (jobs.submit, jobs.run, jobs.add, partial(jobs.add, is_last=True)):
+            with pytest.raises(LocalClosed):
+                add(lambda: order.append("too late"))
+
+    add_more()
+    queue.pop()()
+    add_more()
+    assert order == ["first", "last"]
 
 
 def test_ctrl_c_interrupts_a_serial_job_that_runs_at_once() -> None:
