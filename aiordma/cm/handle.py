@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Coroutine, Hashable
-from contextlib import suppress
 from functools import partial
 from typing import TypeVar
 
@@ -174,7 +173,11 @@ class IdHandle:
         Raises:
             LocalClosed: destruction has begun.
         """
-        return run_in_worker(self.loop, function, lambda job: self.calls.submit(job, pool))
+        return run_in_worker(self.loop, function, lambda job: self._submit(job, pool))
+
+    def _submit(self, job: Callable[[], None], pool: WorkerPool = worker_pool) -> None:
+        if not self.calls.submit(job, pool):
+            raise LocalClosed("closed on this side")
 
     def make_calls(self, calls: IdCalls, on_end: Callable[[], None]) -> None:
         """Have a thread of C make calls on the id, then have the loop call `on_end`.
@@ -182,15 +185,15 @@ class IdHandle:
         Raises:
             LocalClosed: destruction has begun.
         """
-        self.calls.submit_calls(calls, on_end)
+        if not self.calls.submit_calls(calls, on_end):
+            raise LocalClosed("closed on this side")
 
     def submit_calls(self, calls: IdCalls) -> None:
         """Have a thread of C make calls on the id, without waiting for them. Errors are ignored.
 
         They are not made if destruction has begun. The id has a reader of such calls.
         """
-        with suppress(LocalClosed):
-            self.calls.submit_calls(calls, lambda: None, lambda: self._is_destroying)
+        self.calls.submit_calls(calls, lambda: None, lambda: self._is_destroying)
 
     async def make(
         self,
@@ -203,7 +206,7 @@ class IdHandle:
         Raises:
             LocalClosed: destruction has begun.
         """
-        return await make_in_worker(self.loop, make, discard, self.calls.submit, on_unmade)
+        return await make_in_worker(self.loop, make, discard, self._submit, on_unmade)
 
     async def wait(self, function: Callable[[Interrupt], T], *, serialized: bool = True) -> T:
         """Await `function(interrupt)`, which waits in a worker thread without a time limit.
@@ -243,13 +246,11 @@ class IdHandle:
 
         The call is not made if destruction has begun.
         """
-        with suppress(LocalClosed):
-            self.calls.submit(partial(self._run, function))
+        self.calls.submit(partial(self._run, function))
 
     def run(self, function: Callable[[], None]) -> None:
         """As submit(), for a call that does not block: make it now, if none is under way."""
-        with suppress(LocalClosed):
-            self.calls.run(partial(self._run, function))
+        self.calls.run(partial(self._run, function))
 
     def _run(self, function: Callable[[], None]) -> None:
         if self._is_destroying:
@@ -271,8 +272,8 @@ class IdHandle:
             return
         if self._waits is not None:
             self._waits.end()
-        with suppress(LocalClosed):  # another thread has begun at the same time
-            self.calls.add(self._start_destruction, is_last=True)
+        # Nothing is added if another thread has begun at the same time.
+        self.calls.add(self._start_destruction, is_last=True)
 
     def _start_destruction(self) -> None:
         """Destroy everything in a thread of C, or in a worker thread if it needs Python."""

@@ -32,11 +32,11 @@ class IdCallQueue(SerialJobs):
         calls: IdCalls,
         on_end: Callable[[], None],
         is_cancelled: Callable[[], bool] | None = None,
-    ) -> None:
+    ) -> bool:
         """Have a thread of C make the calls, then have the loop call `on_end`.
 
-        Nothing happens if `is_cancelled()` is true when they could begin. Call it only if there is
-        a `reader`.
+        Nothing happens if `is_cancelled()` is true when they could begin. Return False if they are
+        never made: see add(). Call it only if there is a `reader`.
         """
         reader = self.reader
         assert reader is not None
@@ -55,4 +55,4 @@ class IdCallQueue(SerialJobs):
             finally:
                 on_end()
 
-        self.add(start)
+        return self.add(start)

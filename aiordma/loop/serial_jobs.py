@@ -6,7 +6,6 @@ import logging
 import threading
 from collections.abc import Callable
 
-from aiordma.errors import LocalClosed
 from aiordma.loop.forked import is_forked_child
 from aiordma.loop.workers import WorkerPool, run_job, worker_pool
 
@@ -25,27 +24,26 @@ class SerialJobs:
         self._lock = threading.RLock()
         self._busy = self._has_last = False
 
-    def submit(self, job: Callable[[], None], pool: WorkerPool = worker_pool) -> None:
+    def submit(self, job: Callable[[], None], pool: WorkerPool = worker_pool) -> bool:
         """Have a thread of `pool` run `job` after all earlier jobs, even if one of them raised.
 
-        Raises:
-            LocalClosed: as add().
+        Return False if it never runs: see add().
         """
 
         def run() -> None:
             run_job(job)
             self.ended()
 
-        self.add(lambda: pool.submit(run))
+        return self.add(lambda: pool.submit(run))
 
     def run(self, job: Callable[[], None]) -> None:
         """Run `job`, which does not block, after all earlier jobs: now, if there are none.
 
         An error of the job is only logged. In a forked child the job is dropped.
 
-        Raises:
-            LocalClosed: as add().
-            KeyboardInterrupt: the job ran now and was interrupted. It has ended then, too.
+        It never runs if the last job was added before: see add().
+
+        Raises: KeyboardInterrupt, if the job runs now and is interrupted. It has ended then, too.
         """
 
         def start() -> None:
@@ -59,24 +57,22 @@ class SerialJobs:
 
         self.add(start)
 
-    def add(self, start: Callable[[], None], *, is_last: bool = False) -> None:
+    def add(self, start: Callable[[], None], *, is_last: bool = False) -> bool:
         """Call `start` when all earlier jobs have ended: now, or in the thread of the one before.
 
         It starts a job, and must not raise. At the end of the job, ended() must be called, unless
-        it is the last one: no job can be added after that.
-
-        Raises:
-            LocalClosed: the last job was added before.
+        it is the last one. Return False, and never call `start`, if the last job was added before.
         """
         with self._lock:
             if self._has_last:
-                raise LocalClosed("closed on this side")
+                return False
             self._has_last = is_last
             if self._busy:
                 self._starts.append(start)
-                return
+                return True
             self._busy = True
         start()
+        return True
 
     def ended(self) -> None:
         """Note that a job has ended, and start the next one. Callable from any thread."""
