@@ -39,9 +39,8 @@ class SerialJobs:
     def run(self, job: Callable[[], None]) -> None:
         """Run `job`, which does not block, after all earlier jobs: now, if there are none.
 
-        An error of the job is only logged. In a forked child the job is dropped.
-
-        It never runs if the last job was added before: see add().
+        An error of the job is only logged. The job is dropped in a forked child, and if the last
+        job was added before: see add().
 
         Raises: KeyboardInterrupt, if the job runs now and is interrupted. It has ended then, too.
         """

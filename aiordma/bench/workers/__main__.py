@@ -29,7 +29,7 @@ from aiordma.bench.workers import (
     streams,
     ucxx_objects,
 )
-from aiordma.bench.workers.lines import print_line
+from aiordma.bench.workers.lines import print_line, print_port
 
 T = TypeVar("T")
 Serve = Callable[[str, Callable[[int], None], Work], Coroutine[object, None, None]]
@@ -76,11 +76,6 @@ def run(loop: str, main: Callable[[], Coroutine[object, None, T]]) -> T:
     factory = importlib.import_module("uvloop").new_event_loop if loop == "uvloop" else None
     with asyncio.Runner(loop_factory=factory) as runner:
         return runner.run(main())
-
-
-def print_port(port: int) -> None:
-    """Print the port on which this server listens."""
-    print_line(json.dumps({"port": port}))
 
 
 def processor_time() -> float:

@@ -18,21 +18,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import aiordma
-from aiordma import ByteStream, Connection, ConnectionOptions, StreamOptions
+from aiordma import ByteStream, Connection, StreamOptions
 from aiordma.bench.plan import TURN, Work
 from aiordma.bench.sample import Sample
 from aiordma.bench.workers.connections import AnyListener, repeat, serve_while
+from aiordma.bench.workers.options import CLIENT, MESSAGE_SIZE, SERVER
 from aiordma.bench.workers.timing import time_round_trips_for
 from aiordma.bench.workers.turns import take_turns
 
 Peer = Connection | ByteStream
 
-MESSAGE_SIZE = 64
 MESSAGE = bytes(MESSAGE_SIZE)
 MEMORY_REQUEST = b"memory".ljust(MESSAGE_SIZE)
 NUMBER = struct.Struct("!Q")
-SERVER = ConnectionOptions(send_depth=4, recv_depth=1, max_message_size=64, shared_recv_depth=256)
-CLIENT = replace(SERVER, shared_recv_depth=0)
 SMALL_STREAM = StreamOptions(
     send_buffer=8192, recv_buffer=8192, send_depth=16, recv_depth=16, max_inline=32
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import sys
 
 
@@ -10,6 +11,11 @@ def print_line(line: str) -> None:
     """Print a line on standard output, and flush it."""
     sys.stdout.write(f"{line}\n")
     sys.stdout.flush()
+
+
+def print_port(port: int) -> None:
+    """Print {"port": N}: the port on which this server listens."""
+    print_line(json.dumps({"port": port}))
 
 
 async def read_line() -> str:

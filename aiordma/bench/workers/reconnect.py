@@ -17,10 +17,11 @@ from aiordma import Connection
 from aiordma.bench.plan import Work
 from aiordma.bench.sample import Sample
 from aiordma.bench.workers.connections import repeat
-from aiordma.bench.workers.idle import CLIENT, close_all
-from aiordma.bench.workers.reconnect_server import DIE, MESSAGE_SIZE, STOP
+from aiordma.bench.workers.idle import close_all
+from aiordma.bench.workers.options import CLIENT, MESSAGE_SIZE
+from aiordma.bench.workers.reconnect_server import DIE, STOP
 
-SERVER = (sys.executable, "-m", "aiordma.bench.workers.reconnect_server")
+SERVER_COMMAND = (sys.executable, "-m", "aiordma.bench.workers.reconnect_server")
 FIRST_BACKOFF, LARGEST_BACKOFF = 0.1, 5.0
 """Seconds. A client waits a random part of the back-off, which doubles with each failure."""
 
@@ -29,7 +30,7 @@ async def serve(host: str, announce: Callable[[int], None], work: Work) -> None:
     """Run the server in a child process, and start it again at the same port if it is killed."""
     port = 0
     while True:
-        server = await asyncio.create_subprocess_exec(*SERVER, host, str(port), stdout=PIPE)
+        server = await asyncio.create_subprocess_exec(*SERVER_COMMAND, host, str(port), stdout=PIPE)
         assert server.stdout is not None
         line = await server.stdout.readline()
         if line and not port:

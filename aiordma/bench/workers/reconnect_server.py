@@ -10,30 +10,26 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import json
 import os
 import signal
 import sys
 import time
 
 import aiordma
-from aiordma import Connection, ConnectionOptions
-from aiordma.bench.workers.lines import print_line
+from aiordma import Connection
+from aiordma.bench.workers.lines import print_port
+from aiordma.bench.workers.options import MESSAGE_SIZE, SERVER
 
-MESSAGE_SIZE = 64
 DIE = b"die".ljust(MESSAGE_SIZE)
 STOP = b"stop".ljust(MESSAGE_SIZE)
 PORT_TIMEOUT = 30.0
 """Seconds within which the port of a killed server must be free."""
-OPTIONS = ConnectionOptions(
-    send_depth=4, recv_depth=1, max_message_size=MESSAGE_SIZE, shared_recv_depth=256
-)
 
 
 async def serve(host: str, port: int) -> None:
     """Answer all messages. End after the message STOP, and be killed after the message DIE."""
     async with await _listen(host, port) as listener:
-        print_line(json.dumps({"port": listener.local_address[1]}))
+        print_port(listener.local_address[1])
 
         async def answer(connection: Connection) -> None:
             async for message in connection:
@@ -51,7 +47,7 @@ async def _listen(host: str, port: int) -> aiordma.Listener:
     deadline = time.monotonic() + PORT_TIMEOUT
     while True:
         try:
-            return await aiordma.listen(host, port, options=OPTIONS)
+            return await aiordma.listen(host, port, options=SERVER)
         except aiordma.VerbsError as error:
             if error.errno != errno.EADDRINUSE or time.monotonic() > deadline:
                 raise
